@@ -29,7 +29,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
 
 .DEFAULT_GOAL := help
-.PHONY: demo smollm2 tracr test test-all lint notebooks docs docs-links bench experiments audit clean help remake
+.PHONY: demo smollm2 tracr test test-all lint notebooks docs docs-links film bench experiments audit clean help remake
 .NOTPARALLEL:
 
 help:
@@ -41,6 +41,7 @@ help:
 	@echo "make lint         ruff, mypy, tsc for the page's script, names, prose, and the order of the packages (import-linter)"
 	@echo "make docs         the pictures of the pages, then the site into build/docs (Sphinx), and a check of its links"
 	@echo "make docs-links   check the links to the web (needs the network)"
+	@echo "make film         the film of docs/serve.md, in Chromium"
 	@echo "make bench        the benchmarks, on this machine"
 	@echo "make audit        known advisories on the pins of constraints.txt (needs the network)"
 	@echo "make clean        remove files of builds, tests and the demo; .venv stays"
@@ -98,6 +99,10 @@ docs: $(DOCS)
 docs-links: $(DOCS)
 	@echo "== docs-links: the links to the web"
 	@$(SPHINX) -b linkcheck . build/docs-links
+
+film: $(DEV)
+	@echo "== film: the live page in Chromium, into docs/serve/"
+	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/film.py
 
 bench: $(DEV)
 	@echo "== bench: timings on this machine"

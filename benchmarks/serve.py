@@ -38,7 +38,7 @@ def live_page() -> list[Figure]:
     answer is drawn when the frame with the new page is painted. The server's share is the time from the request to the
     first byte of its answer. The first page is measured from the start of the process, and compared with a process that
     imports the package and loads the model; then the browser is already running. The memory of the server is its
-    peak memory, after the first page and after 200 further answers."""
+    peak memory, after the first clicks and after 200 further ones, or fewer with `--runs`."""
     if CHROMIUM is None or importlib.util.find_spec("playwright") is None:
         print("no Chromium, or no Playwright: nothing is measured in a browser", file=sys.stderr)
         return []
@@ -58,7 +58,8 @@ def live_page() -> list[Figure]:
             _fill(page, SENTENCE)
             clicks = [_click(page, k) for k in range(limit_runs(5 * SLICES) + 1)][1:]
             memory = [peak_memory(process.pid)]
-            for k in range(limit_runs(NUM_REQUESTS)):
+            num_requests = limit_runs(NUM_REQUESTS)
+            for k in range(num_requests):
                 _click(page, k)
             memory.append(peak_memory(process.pid))
     click_times, shares, received = zip(*clicks, strict=True)
@@ -70,7 +71,7 @@ def live_page() -> list[Figure]:
         figure("first page, from the start of the process", firsts, "s"),
         figure("first page, beyond loading the model", differences(firsts, loads), "s", target=2.0),
         figure(f"memory of the server with {WORDS} words", memory[0], "MB"),
-        figure(f"memory of the server after {NUM_REQUESTS} further answers", memory[1], "MB"),
+        figure(f"memory of the server after {num_requests} further answers", memory[1], "MB"),
     ]
 
 

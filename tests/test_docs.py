@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from PIL import Image, ImageSequence
 
 from bnet_transformer.pretrained import FAMILIES
 from bnet_transformer.pretrained.source import is_installed
@@ -84,3 +85,19 @@ def test_the_page_of_tpms_has_them_all():
     page = (ROOT / "docs" / "tpms.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `(\w+)", page, re.MULTILINE))
     assert rows >= {kind.__name__ for kind in TPMS}
+
+
+def test_the_film_of_the_live_page_is_small_and_is_shown():
+    film = ROOT / "docs" / "serve" / "film.gif"
+    assert film.stat().st_size < 1e6
+    with Image.open(film) as image:
+        durations = []
+        for frame in ImageSequence.Iterator(image):
+            frame.load()
+            durations.append(frame.info["duration"])
+        assert image.width >= 1600 and image.info["loop"] == 0  # sharp, and repeated
+    assert 8 <= len(durations) <= 16 and min(durations) >= 1000 and durations[-1] == max(durations)
+    for page in (ROOT / "docs" / "serve.md", ROOT / "README.md"):
+        shown = re.findall(r'(?:src|srcset)="([^"]+)"', page.read_text(encoding="utf-8"))
+        assert [Path(name).name for name in shown] == ["still.png", "film.gif"]
+        assert all((page.parent / name).is_file() for name in shown)

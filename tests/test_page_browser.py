@@ -494,7 +494,7 @@ def test_windows_from_320_pixels_to_4k(show):
             sizes[width] = page.evaluate(
                 "() => ({"
                 " text: parseFloat(getComputedStyle(document.querySelector('.panel h2')).fontSize),"
-                " nodes: Math.max(...Array.from(document.querySelectorAll('.node'), (e) => e.getBoundingClientRect().right))"
+                " nodes: Math.max(...[...document.querySelectorAll('.node')].map((e) => e.getBoundingClientRect().x))"
                 " / document.querySelector('.main').getBoundingClientRect().right })"
             )
         assert sizes[3840]["text"] >= 1.4 * sizes[1280]["text"] and sizes[3840]["nodes"] > 0.7

@@ -35,7 +35,13 @@ def build_hostile():
     )
 
 
-MODELS = {"selector": lambda: SELECTOR, "decoder": lambda: DECODER, "slow": load_slowly, "hostile": build_hostile}
+MODELS = {
+    "selector": lambda: SELECTOR,
+    "decoder": lambda: DECODER,
+    "slow": load_slowly,
+    "slower": load_slowly,
+    "hostile": build_hostile,
+}
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +337,60 @@ def test_a_fragment_that_is_no_state_is_one_line(open_tab, url, hash_):
     page = open_tab(address=url + hash_)
     page.wait_for_selector(".live-message:not(:empty)")
     assert "address" in page.locator(".live-message").inner_text()
-    assert page.locator(".word").count() == 6  # the first sentence is shown
+    assert page.locator(".word").count() == 6  # an example is shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("state", "match"),
+    [
+        ({"model": "nobody", "text": TEXT}, "nobody"),
+        ({"model": "decoder", "text": TEXT, "steps": [{"do": [["x_9_0", {"set": "zero"}]]}]}, "x_9_0"),
+        ({"model": "decoder", "text": TEXT, "evidence": {"y_0": "zebra"}}, "zebra"),
+        ({"model": "decoder", "text": TEXT, "evidence": {"x_1_0": "1,2"}}, "x_1_0"),
+    ],
+)
+def test_a_state_that_the_server_rejects_is_one_line_and_stays_in_the_address(open_tab, state, match):
+    fields = dict(state)
+    page = open_tab(fields.pop("model"), fields.pop("text"), ready=".live-message:not(:empty)", **fields)
+    assert match in page.locator(".live-message").inner_text() and fragment(page) == state
+    assert page.locator(".word").count() == 6
+
+
+@pytest.mark.slow
+def test_another_model_shows_the_sentence_or_an_example(open_tab):
+    page = open_tab()
+    assert fragment(page) == {"model": "selector", "text": "the cat sat on the mat"}
+    with page.expect_response(lambda response: response.status == 200 and response.url.endswith("/api/page")):
+        page.locator('[name="model"]').select_option("decoder")
+    page.wait_for_selector(".live-message:not(:empty)")
+    assert "on" in page.locator(".live-message").inner_text() and fragment(page) == {"model": "decoder", "text": TEXT}
+    assert page.locator('[name="text"]').input_value() == TEXT and page.locator(".word").count() == 3
+    with wait_until_updated(page):
+        page.locator('[name="model"]').select_option("selector")
+    assert fragment(page) == {"model": "selector", "text": TEXT} and not page.locator(".live-message").inner_text()
+    with wait_until_updated(page):
+        page.locator('[name="text"]').fill("")
+        page.keyboard.press("Enter")
+    assert page.locator(".word").count() == 6
+
+
+@pytest.mark.slow
+def test_a_model_that_loads_is_named_and_can_be_cancelled(open_tab):
+    gate.clear()
+    page = open_tab("decoder")
+    page.locator('[name="model"]').select_option("slower")
+    page.wait_for_selector('.live-progress [role="status"]:has-text("loading slower")')
+    page.locator('[data-command="cancel"]').click()
+    page.wait_for_selector('.live-message:has-text("cancelled")')
+    assert page.locator(".live-progress p").is_hidden() and page.locator('[name="model"]').input_value() == "decoder"
+    page.locator('[name="model"]').select_option("slower")
+    page.wait_for_selector('.live-progress [role="status"]:has-text("loading slower")')
+    page.locator('[name="model"]').select_option("selector")  # is not delayed by the load
+    page.wait_for_selector('.panel h2:has-text("the cat sat")')
+    page.wait_for_selector(".live:not(.running)")
+    assert fragment(page)["model"] == "selector" and page.locator(".live-progress p").is_hidden()
+    gate.set()
 
 
 # hostile input, slow models and closed tabs
@@ -341,7 +400,7 @@ def test_a_fragment_that_is_no_state_is_one_line(open_tab, url, hash_):
 def test_bad_input_is_one_line_and_changes_nothing(open_tab):
     page = open_tab("decoder")
     before = page.evaluate("location.hash")
-    for text in (*HOSTILE, "the zebra", "the " * 31, "x" * 2000, ""):
+    for text in (*HOSTILE, "the zebra", "the " * 31, "x" * 2000):
         page.locator('[name="text"]').fill(text)
         with page.expect_response(lambda response: response.url.endswith("/api/page")) as response:
             page.locator(".live-form button[type=submit]").click()

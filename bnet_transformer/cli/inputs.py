@@ -137,6 +137,21 @@ def load_model(model: str) -> BNet:
     return from_pretrained(model)
 
 
+def check_model(model: str) -> None:
+    """Raise the error of `load_model` for a path at which there is no model, without loading its weights.
+
+    The id of a model of the hub is not checked, because this can require the network.
+    """
+    from bnet_transformer.pretrained.source import PACKAGES, find_package_path, folder_to_source
+
+    if model in PACKAGES:
+        find_package_path(model)
+    elif os.path.isdir(model):
+        folder_to_source(Path(model))
+    elif (model.endswith((".safetensors", ".gguf")) or model.startswith((".", "/"))) and not os.path.isfile(model):
+        raise FileError(model, expected="a folder, a GGUF file or a saved net; it does not exist")
+
+
 def split_stacks(net: BNet, text: str) -> object:
     """Return the argument of `net.sentence`: the text, None for a net without words, or the texts of stacks by name."""
     from bnet_transformer.data.encode import split_stack_texts

@@ -32,6 +32,8 @@ def serve(models: tuple[str, ...], port: int = 8765, no_browser: bool = False, m
     from bnet_transformer.serve.server import run_server
 
     names = models or tuple(_list_installed())
+    for name in names:
+        inputs.check_model(name)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("bnet_transformer.serve")

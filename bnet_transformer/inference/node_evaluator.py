@@ -209,7 +209,7 @@ class NodeEvaluator:
         module: The compiled net.
         model: The ground model of the sentence, after its interventions.
         evidence: The observed state or value of each node, by ground id.
-        previous: The evaluator before an intervention; values that the intervention does not change are reused.
+        previous: The evaluator before an intervention or evidence; values that these do not change are reused.
         states: The states `[S]` of each choice in a batch of S sentences; tables then have S as their first dim.
     """
 
@@ -585,9 +585,10 @@ class NodeEvaluator:
 
     @cached_property
     def _changed_groups(self) -> set[int]:
-        """The groups whose interventions were added or removed, and all their descendants."""
+        """The groups whose interventions or fixed states were added or removed, and all their descendants."""
         assert self.previous is not None
-        after, before = ({**model.do, **model.attention_rows} for model in (self.model, self.previous.model))
+        models = (self._fixed_model, self.previous._fixed_model)
+        after, before = ({**model.do, **model.attention_rows} for model in models)
         nodes = {n for n in {**after, **before} if n not in after or n not in before or not after[n].equal(before[n])}
         groups = {self.model.ground.group_of(node).index for node in nodes}
         return groups | self.model.network.graph.descendants(groups)

@@ -43,7 +43,7 @@ class SentenceState:
         encoded: The sentence as tensors.
         interventions: The value or the attention row to which `do` sets each node, by ground id.
         evidence: The observed value of each node, by ground id.
-        previous: The evaluator before the last `do`; values that this `do` does not change are reused.
+        previous: The evaluator before the last `do` or evidence; values that these do not change are reused.
 
     >>> import bnet_transformer as bt
     >>> state = bt.bayesuvius(dim=4).sentence("the cat sat").do(c=1).state
@@ -170,7 +170,7 @@ class SentenceState:
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
                 name, old = self.ground.name(node), self.evidence[node].tolist()
                 raise EvidenceError(f"{name}: two different observed values, {old} and {value.tolist()}")
-        state = replace(self, evidence={**self.evidence, **evidence}, previous=None)
+        state = replace(self, evidence={**self.evidence, **evidence}, previous=vars(self).get("evaluator"))
         vars(state)["model"] = self.model  # evidence changes no arrow, so both states have the same model
         return state
 

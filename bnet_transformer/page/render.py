@@ -29,6 +29,7 @@ MODULES = (
     "explorer",
     "live_state",
     "live_client",
+    "live_progress",
     "live_tables",
     "live_panel",
 )

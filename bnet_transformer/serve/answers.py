@@ -29,11 +29,13 @@ PATCH_AXES = ("slice", "word")
 
 def describe_page(source: SentenceSource, tab: str, state: PageState) -> tuple[dict[str, Any], bytes]:
     """Return the description and the buffer of the page of a state, as for `explore`, and what the live page adds."""
+    state = source.choose_text(tab, state)
     live = source.build(tab, state)
     description, buffer = _describe(live, state)
     network = live.current.net.network
     kinds = {k: spec.tpm.kind for k, spec in enumerate(network.specs)}
     description["live"] = {
+        "text": state.text,
         "words": len(live.current.words),
         "discrete": [k for k, kind in kinds.items() if kind == "discrete"],
         "readouts": [network.specs[k].group.name for k in _find_readouts(network)],
@@ -124,10 +126,11 @@ def compute_patch(source: SentenceSource, tab: str, state: PageState) -> dict[st
     if not state.other.strip():
         raise BNetError("patch", expected="another sentence, whose values are patched into this one", actual="no words")
     base = source.build(tab, state).current
-    other = source.build_clean(tab, state.model, state.other)
-    if len(other.words) != len(base.words):
-        expected, actual = f"{len(base.words)} words, as in this sentence", f"{len(other.words)} words"
+    count = len(source.build_clean(tab, state.model, state.other).words)
+    if count != len(base.words):
+        expected, actual = f"{len(base.words)} words, as in this sentence", f"{count} words"
         raise BNetError("other sentence", expected=expected, actual=actual)
+    other = source.build_other(tab, state, base)
     network = base.net.network
     role = state.roles or next(iter(_list_patch_roles(network)), "x")
     metric, text = _build_metric(base, other, state.patch)
@@ -174,10 +177,10 @@ def _build_metric(base: Sentence, other: Sentence, question: Question) -> tuple[
     node = base.ground.id(name)
     if base.state.model.spec(node).tpm.kind == "discrete":
         of = question.of or _find_changed_states(base, other, name)
-        states = [parse_state(base, name, text) for text in of]
-        if len(states) == 1:
-            return {name: states[0]}, f"log P({name} = {of[0]})"
-        return {name: tuple(states)}, f"log P({name} = {of[0]}) - log P({name} = {of[1]})"
+        states, labels = [parse_state(base, name, text) for text in of], base.state.labels(node)
+        texts = [labels[state] if labels is not None and isinstance(state, int) else str(state) for state in states]
+        terms = [f"log P({name} = {format_token(text)})" for text in texts]
+        return {name: states[0] if len(states) == 1 else tuple(states)}, " - ".join(terms)
     if question.of:
         raise BNetError("patch", expected=f"no states for {name}, which is a vector", actual=", ".join(question.of))
     start, end = (_flatten(sentence[name].detach()) for sentence in (base, other))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 import logging
 import traceback
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import resources
@@ -72,10 +72,9 @@ def create_app(
 
     @asynccontextmanager
     async def run_lifespan(_: Starlette) -> AsyncIterator[None]:
-        loading = asyncio.get_running_loop().run_in_executor(None, api.load_default)
+        api.load_default()
         yield
         api.queue.close()
-        loading.cancel()
 
     routes = [
         Route("/", _serve_shell),
@@ -102,17 +101,15 @@ class _Api:
         }
 
     def load_default(self) -> None:
-        """Load the default model, so that the first page does not wait for it; an error is also shown on the page."""
-        try:
-            self.source.get_net(next(iter(self.source.models)))
-        except Exception as error:
-            LOGGER.warning("%s", escape_invisible(f"{type(error).__name__}: {' '.join(str(error).split())}"))
+        """Start to load the default model, so that the first page does not wait for it."""
+        self.source.load(next(iter(self.source.models))).add_done_callback(_log_load_error)
 
     async def list_models(self, _: Request) -> Response:
-        """The names of the models, and the limits that the page shows."""
+        """The names of the models, which of them are loaded, and the limits that the page shows."""
         from starlette.responses import JSONResponse
 
-        return JSONResponse({"models": list(self.source.models), "max_words": self.limits.words})
+        models, loaded = list(self.source.models), self.source.list_loaded()
+        return JSONResponse({"models": models, "loaded": loaded, "max_words": self.limits.words})
 
     async def answer(self, kind: str, request: Request) -> Response:
         """Answer a request; each error is one line on the page and in the log."""
@@ -147,6 +144,13 @@ class _Api:
     def _compute(self, kind: str, tab: str, state: PageState) -> tuple[str, bytes]:
         """The media type and the content of an answer."""
         return self.answers[kind](self.source, tab, state)
+
+
+def _log_load_error(load: Future[BNet]) -> None:
+    """Log the error of a model; the page of this model shows it as well."""
+    error = load.exception()
+    if error is not None:
+        LOGGER.warning("%s", escape_invisible(f"{type(error).__name__}: {' '.join(str(error).split())}"))
 
 
 def _encode_page(source: SentenceSource, tab: str, state: Any) -> tuple[str, bytes]:

@@ -55,7 +55,7 @@ class PageState:
 
     Args:
         model: The name of the model.
-        text: The sentence; the texts of several stacks are separated by `|`.
+        text: The sentence; the texts of several stacks are separated by `|`. Empty for an example.
         steps: The messages of `do` and `undo`, in their order.
         evidence: The observed state of nodes, as its index or as text.
         posterior: The nodes whose posteriors are shown, in addition to selectors.

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 
 from bnet_transformer._core.cancellation import check_cancelled
 from bnet_transformer.bnet import BNet
 from bnet_transformer.data.encode import split_stack_texts
-from bnet_transformer.errors import BudgetError, UnsupportedError, unknown_name_error
+from bnet_transformer.declare import Network
+from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
 from bnet_transformer.figures.attention_grid import get_attention_specs
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.page.attention import prepare_attention
@@ -22,6 +25,10 @@ from bnet_transformer.sentence import Sentence
 from bnet_transformer.serve.page_state import Limits, PageState
 
 Key = tuple[str, ...]
+
+EXAMPLE = "the cat sat on the mat"
+EXAMPLE_LENGTHS = (6, 3, 2, 1)  # some nets limit the number of words
+POLL_SECONDS = 0.05  # while a model is loaded, its jobs are cancelled after at most this time
 
 
 @dataclass(frozen=True)
@@ -47,20 +54,52 @@ class SentenceSource:
 
     def __init__(self, models: Mapping[str, Callable[[], BNet]], limits: Limits) -> None:
         self.models, self.limits = dict(models), limits
-        self._nets: dict[str, BNet] = {}
-        self._load_locks = {name: threading.Lock() for name in models}
+        self._loads: dict[str, Future[BNet]] = {}
         self._lock = threading.Lock()
         self._sentences: OrderedDict[Key, Sentence] = OrderedDict()
 
-    def get_net(self, name: str) -> BNet:
-        """Return the net of a model, which is loaded on first use; other models can be used while it loads."""
+    def load(self, name: str) -> Future[BNet]:
+        """Return the future of the net of a model, which a thread loads on first use, and again after an error.
+
+        A load cannot be interrupted, so no job runs it: a job that waits for it can be cancelled.
+        """
         if name not in self.models:
             raise unknown_name_error("model", name, self.models)
-        with self._load_locks[name]:
+        with self._lock:
+            load = self._loads.get(name)
+            if load is None or (load.done() and load.exception() is not None):
+                load = self._loads[name] = Future()
+                threading.Thread(target=_load_net, args=(self.models[name], load), daemon=True).start()
+            return load
+
+    def list_loaded(self) -> list[str]:
+        """The models that are loaded."""
+        with self._lock:
+            return [name for name, load in self._loads.items() if load.done() and load.exception() is None]
+
+    def get_net(self, name: str) -> BNet:
+        """Return the net of a model, which is loaded on first use; other models can be used while it loads."""
+        load = self.load(name)
+        while not load.done():
             check_cancelled()
-            if name not in self._nets:
-                self._nets[name] = self.models[name]()
-            return self._nets[name]
+            wait([load], POLL_SECONDS)
+        return load.result()
+
+    def choose_text(self, tab: str, state: PageState) -> PageState:
+        """Return a state with a text: an empty one is replaced by a sentence that the net accepts, if it has words."""
+        network = self.get_net(state.model).network
+        if state.text.strip() or not network.graph.word_stacks:
+            return state
+        fault: BNetError | None = None
+        for length in EXAMPLE_LENGTHS:
+            text = build_example(network, length)
+            try:
+                self.build_clean(tab, state.model, text)
+                return replace(state, text=text)
+            except BNetError as error:
+                fault = fault or error
+        assert fault is not None
+        raise fault
 
     def build(self, tab: str, state: PageState) -> LiveSentence:
         """Return the sentence of a state; `tab` identifies the tab, whose sentences no other tab uses."""
@@ -76,6 +115,17 @@ class SentenceSource:
         """Return the sentence of a text."""
         state = PageState(model, text)
         return self._get((tab, *state.get_key(0)), partial(self._build_text, model, text))
+
+    def build_other(self, tab: str, state: PageState, base: Sentence) -> Sentence:
+        """Return the other sentence of a state, with the discrete nodes that `do` sets in a sentence of the state.
+
+        Without a state of its choices a node has no single value, so both sentences need the same states.
+        """
+        other, values = self.build_clean(tab, state.model, state.other), {}
+        for node, value in base.state.interventions.items():
+            if base.state.model.spec(node).tpm.kind == "discrete":
+                values[base.ground.name(node)] = value
+        return other.do(values) if values else other
 
     def _build_text(self, model: str, text: str) -> Sentence:
         """Build the sentence of a text, if it is not too long."""
@@ -98,7 +148,7 @@ class SentenceSource:
 
         def build() -> Sentence:
             before, clean = self._build_step(tab, state, count - 1), self._build_step(tab, state, 0)
-            get_other = partial(self.build_clean, tab, state.model, state.other) if state.other else None
+            get_other = partial(self.build_other, tab, state, before) if state.other else None
             return keep_values(apply_message(before, clean, state.steps[count - 1], get_other))
 
         return self._get(key, build)
@@ -117,6 +167,32 @@ class SentenceSource:
             while len(self._sentences) > self.limits.sentences:
                 self._sentences.popitem(last=False)
         return sentence
+
+
+def _load_net(load: Callable[[], BNet], result: Future[BNet]) -> None:
+    """Load a net in a thread."""
+    try:
+        result.set_result(load())
+    except BaseException as error:
+        result.set_exception(error)
+
+
+def build_example(network: Network, length: int) -> str:
+    """Return a text with a number of words for each stack: an English sentence, or words of another vocabulary.
+
+    >>> import bnet_transformer as bt
+    >>> build_example(bt.decoder(8, heads=2, slices=1, vocabulary=["le", "chat"]).network, 3)
+    'le chat'
+    """
+    texts = []
+    for stack in network.graph.word_stacks:
+        words, vocabulary = EXAMPLE.split(), network.vocabularies.get(stack)
+        if vocabulary is not None:
+            words = list(takewhile(set(vocabulary).__contains__, words))
+            if len(words) < 2:
+                words = [word for word in vocabulary if word.split() == [word] and "|" not in word]
+        texts.append(" ".join(words[:length]))
+    return " | ".join(texts)
 
 
 def keep_values(sentence: Sentence) -> Sentence:

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
 FETCHED = {"script": "src", "link": "href", "img": "src", "iframe": "src", "video": "src", "object": "data"}
+FETCHED["source"] = "srcset"  # of a picture, with one file
 
 
 class Page(HTMLParser):

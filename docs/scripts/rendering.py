@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from sphinx.util.nodes import make_refnode
 from bnet_transformer import tpm
 
 ROOT = Path(__file__).resolve().parents[2]
+PICTURE_FOLDERS = ("docs/serve",)
 CODE = re.compile(r"(`[^`]+`)")
 SPECIAL = re.compile(r"([\\*|_<>])")
 ROWS = re.compile(r"\\(begin|end)\{(?:aligned|split)\}")
@@ -33,6 +35,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", _strip_annotated)
     app.connect("doctree-read", _link_files, priority=100)  # before downloads are collected
     app.connect("missing-reference", _resolve_type)
+    app.connect("build-finished", _copy_pictures)
     next(field for field in PyObject.doc_field_types if field.name == "variable").label = "Attributes"
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
@@ -175,6 +178,13 @@ def _link_files(app: Sphinx, doctree: nodes.document) -> None:
             link.replace_self(nodes.reference("", "", *children, refuri=uri))
         elif path.is_dir():
             link.replace_self(nodes.inline("", "", *children))
+
+
+def _copy_pictures(app: Sphinx, error: Exception | None) -> None:
+    """Copy the files of `<picture>` elements, which Sphinx does not read as images, to the folders of their pages."""
+    if error is None and app.builder.format == "html":
+        for folder in PICTURE_FOLDERS:
+            shutil.copytree(ROOT / folder, Path(app.outdir) / folder, dirs_exist_ok=True)
 
 
 def _resolve_type(app: Sphinx, env: Any, node: addnodes.pending_xref, content: nodes.Element) -> nodes.Element | None:

@@ -10,6 +10,14 @@ const TOKEN_KEY = "bnet-token";
 /** A request that a newer one replaced. */
 export class Superseded extends Error {}
 
+/** A request that the user cancelled. */
+export class Cancelled extends Error {
+  constructor() { super("cancelled"); }
+}
+
+/** A request that the server rejects, because the state is not valid or too expensive. */
+export class RejectedError extends Error {}
+
 /** A request without the right token. */
 export class TokenError extends Error {}
 
@@ -24,7 +32,8 @@ export function takeToken() {
 }
 
 export class Client {
-  /** @type {Map<string, AbortController>} */ pending = new Map();
+  /** @type {Map<string, {controller: AbortController, start: number}>} */ pending = new Map(); // `start`: its time in milliseconds
+  onPending = () => {}; // called after a change of `pending`
   tab = Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
   token = takeToken();
 
@@ -34,7 +43,7 @@ export class Client {
     sessionStorage.setItem(TOKEN_KEY, token);
   }
 
-  /** The names of the models. @returns {Promise<{models: string[], max_words: number}>} */
+  /** The names of the models. @returns {Promise<{models: string[], loaded: string[], max_words: number}>} */
   async listModels() { return (await this.#fetch("models", { method: "GET" })).json(); }
 
   /** The description and the buffer of the page of a state. @param {LiveState} state */
@@ -51,16 +60,24 @@ export class Client {
 
   /** Send a request; an earlier one of the same kind is aborted, and a page aborts all. @param {string} kind @param {LiveState} state */
   async #post(kind, state) {
-    for (const [other, controller] of this.pending) if (kind === "page" || kind === other) controller.abort();
+    for (const [other, { controller }] of this.pending) if (kind === "page" || kind === other) controller.abort();
     const controller = new AbortController();
-    this.pending.set(kind, controller);
+    this.pending.set(kind, { controller, start: performance.now() });
+    this.onPending();
     try {
       return await this.#fetch(kind, { method: "POST", body: JSON.stringify({ tab: this.tab, state: serverState(state) }), signal: controller.signal });
     } catch (error) {
-      if (controller.signal.aborted) throw new Superseded();
+      const { aborted, reason } = controller.signal;
+      if (aborted) throw reason instanceof Cancelled ? reason : new Superseded();
       throw error;
-    } finally { if (this.pending.get(kind) === controller) this.pending.delete(kind); }
+    } finally {
+      if (this.pending.get(kind)?.controller === controller) this.pending.delete(kind);
+      this.onPending();
+    }
   }
+
+  /** Abort all requests; the server then stops their work. */
+  cancel() { for (const { controller } of this.pending.values()) controller.abort(new Cancelled()); }
 
   /** @param {string} kind @param {RequestInit} options */
   async #fetch(kind, options) {
@@ -73,6 +90,6 @@ export class Client {
     }
     if (response.ok) return response;
     const { error } = await response.json().catch(() => ({ error: `the server answered with the status ${response.status}` }));
-    throw response.status === 401 ? new TokenError(error) : new Error(error);
+    throw response.status === 401 ? new TokenError(error) : response.status === 422 ? new RejectedError(error) : new Error(error);
   }
 }

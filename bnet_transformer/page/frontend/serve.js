@@ -5,15 +5,15 @@ import { htmlElement } from "./elements.js";
 import { downloadBlob } from "./export.js";
 import { mount } from "./explorer.js";
 import { addStep, createState, decodeState, encodeState, undoSteps } from "./live_state.js";
-import { Client, Superseded, TokenError } from "./live_client.js";
+import { Client, RejectedError, Superseded, TokenError } from "./live_client.js";
+import { Progress } from "./live_progress.js";
 import { renderNodeSections, renderSentenceSections } from "./live_panel.js";
 
 /** @typedef {import("./live_state.js").LiveState} LiveState */
 
-const FIRST_SENTENCE = "the cat sat on the mat";
-
 class LivePage {
   client = new Client();
+  progress = new Progress(this.client);
   /** @type {LiveState|null} */ state = null;
   /** @type {any} */ data = null;
   /** @type {ReturnType<typeof mount>|null} */ view = null;
@@ -27,7 +27,7 @@ class LivePage {
   constructor(root) {
     this.root = root;
     this.model = /** @type {HTMLSelectElement} */ (htmlElement("select", { name: "model", "aria-label": "model" }));
-    this.text = /** @type {HTMLInputElement} */ (htmlElement("input", { name: "text", type: "text", "aria-label": "sentence", placeholder: "a sentence", autocomplete: "off", spellcheck: "false" }));
+    this.text = /** @type {HTMLInputElement} */ (htmlElement("input", { name: "text", type: "text", "aria-label": "sentence", placeholder: "a sentence; empty for an example", autocomplete: "off", spellcheck: "false" }));
     this.undoButton = this.#button("back", "undo", "undo the last change", () => history.back());
     this.redoButton = this.#button("forward", "redo", "redo the change", () => history.forward());
     this.saveButton = this.#button("save", "save", "save this page as a file for others", () => this.save());
@@ -35,9 +35,9 @@ class LivePage {
       htmlElement("span", { class: "group" }, this.undoButton, this.redoButton), this.saveButton);
     this.message = htmlElement("p", { class: "live-message", role: "alert" });
     this.content = htmlElement("main", { class: "live-content" });
-    root.replaceChildren(this.form, this.message, this.content);
+    root.replaceChildren(this.form, this.message, this.progress.element, this.content);
     this.form.addEventListener("submit", (event) => { event.preventDefault(); this.#submit(); });
-    this.model.addEventListener("change", () => this.#submit());
+    this.model.addEventListener("change", () => this.#changeModel());
     root.addEventListener("change", ({ target }) => { if (target instanceof HTMLSelectElement && target.name === "theme") root.dataset.theme = this.theme = target.value; });
     addEventListener("popstate", () => this.#restore());
   }
@@ -47,15 +47,23 @@ class LivePage {
     return /** @type {HTMLButtonElement} */ (htmlElement("button", { type: "button", "data-command": command, title: label, "aria-label": label, disabled: true, onclick }, text));
   }
 
-  /** List the models, and show the state of the address or the first sentence. */
+  /** List the models, and show the state of the address; without one, or if it is rejected, an example of the first model. */
   async start() {
     try {
-      const { models } = await this.client.listModels();
+      const { models, loaded } = await this.client.listModels();
+      this.progress.loaded = new Set(loaded);
       this.model.replaceChildren(...models.map((name) => htmlElement("option", { value: name }, name)));
       this.position = this.lastPosition = history.state?.position ?? 0;
-      let state = createState(models[0], FIRST_SENTENCE), fault = null;
-      try { state = decodeState(location.hash, models[0]) ?? state; } catch (error) { fault = error; }
-      await this.#show(state, () => history.replaceState({ position: this.position }, "", encodeState(state)));
+      const example = createState(models[0], ""), replace = (/** @type {LiveState} */ next) => history.replaceState({ position: this.position }, "", encodeState(next));
+      let state = null, fault = null;
+      try { state = decodeState(location.hash, models[0]); } catch (error) { fault = error; }
+      if (state) {
+        try { await this.#show(state, replace); } catch (error) {
+          if (!(error instanceof RejectedError)) throw error;
+          fault = error;
+        }
+      }
+      if (!state || fault) await this.#show(example, fault && state ? () => {} : replace); // the address of a rejected state can be corrected
       if (fault) this.#report(fault);
     } catch (error) { this.#report(error); }
   }
@@ -76,25 +84,45 @@ class LivePage {
     try { await this.change(createState(this.model.value, this.text.value.trim())); } catch (error) { this.#report(error); }
   }
 
+  /** Show the sentence of the form in another model; if this model does not accept it, show an example of the model. */
+  async #changeModel() {
+    const model = this.model.value, text = this.text.value.trim();
+    try { await this.change(createState(model, text)); } catch (error) {
+      try {
+        if (!(error instanceof RejectedError) || !text) throw error;
+        await this.change(createState(model, ""));
+        this.#report(error);
+      } catch (fault) {
+        if (fault instanceof Superseded) return;
+        if (this.state) this.model.value = this.state.model;
+        this.#report(fault);
+      }
+    }
+  }
+
   /** Show a new state, and add it to the history. @param {LiveState} next */
   async change(next) {
-    await this.#show(next, () => {
+    await this.#show(next, (next) => {
       this.position = this.lastPosition = this.position + 1;
       history.pushState({ position: this.position }, "", encodeState(next));
     });
   }
 
-  /** Ask the server for the page of a state, and draw it; if this fails, nothing changes. @param {LiveState} state @param {() => void} commit */
-  async #show(state, commit) {
+  /** Ask the server for the page of a state, and draw it; if this fails, nothing changes. @param {LiveState} requested @param {(state: LiveState) => void} commit  called with the state, whose text is not empty if the net has words */
+  async #show(requested, commit) {
     const typed = this.text.value;
+    let state = requested;
     this.root.classList.add("running");
+    this.progress.model = requested.model;
     try {
-      const data = await this.client.fetchPage(state);
+      const data = await this.client.fetchPage(requested);
+      this.progress.loaded.add(requested.model);
+      state = { ...requested, text: data.description.live.text };
       const isSame = this.state?.model === state.model && this.state.text === state.text;
       this.state = state;
-      commit();
+      commit(state);
       this.#draw(data, isSame);
-      if (this.text.value === typed) this.text.value = state.text; // else the user has typed the next sentence
+      if (this.text.value === typed) this.text.value = this.state.text; // else the user has typed the next sentence
     } finally { this.root.classList.toggle("running", this.client.pending.has("page")); }
     this.#refreshTable("lens", state.lens);
     this.#refreshTable("patch", state.other !== "");
