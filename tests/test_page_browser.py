@@ -537,6 +537,7 @@ def test_a_printed_page_has_the_sentence_the_whole_graph_and_the_facts(show):
             pdf = page.pdf(format="A4")
             assert pdf[:5] == b"%PDF-" and not page.locator(".printout svg").count()
             page.emulate_media(media="print")
+            page.wait_for_selector(".printout .band")
             for width in (700, 1030):  # A4, upright and across
                 page.set_viewport_size({"width": width, "height": 900})
                 bands = [band.bounding_box() for band in page.locator(".printout .band").all()]
