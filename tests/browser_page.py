@@ -66,7 +66,9 @@ class BrowserPage:
         self.requests.clear()
         self.page.mouse.move(0, 0)
         self.page.set_viewport_size({"width": size[0], "height": size[1]})
-        self.page.emulate_media(**{"color_scheme": "light", "reduced_motion": "no-preference", **media})
+        self.page.emulate_media(
+            **{"media": "screen", "color_scheme": "light", "reduced_motion": "no-preference", **media}
+        )
         self.page.goto(file.as_uri() + fragment)
         self.page.wait_for_selector(ready, state="attached")
         try:

@@ -399,7 +399,7 @@ def test_colours_dashes_and_widths_are_those_of_every_picture(tmp_path):
         for name, colour in [*palette.items(), *((f"head-{k}", c) for k, c in enumerate(HEAD_COLOURS[theme]))]:
             assert f"--{name}: {colour}" in sheet
     assert not re.search(r"#[0-9a-fA-F]{3,8}\b", (FRONTEND / "style.css").read_text())
-    set_by_script = {"fraction", "low", "high", "head", "left"}
+    set_by_script = {"fraction", "low", "high", "head", "left", "content"}
     assert set(re.findall(r"var\(--([\w-]+)", sheet)) <= set(re.findall(r"--([\w-]+):", sheet)) | set_by_script
     style = explore_page(small(), tmp_path)[0]["line_style"]
     arrow = make_arrow("a", "b", "k", 0.5)

@@ -409,9 +409,9 @@ def test_keys_do_what_the_pointer_does(show):
         assert page.locator('[data-fact="name"]').inner_text() == name
         page.keyboard.press("Escape")
         assert not page.locator('[data-fact="name"]').count()
-        before = page.locator(".stage").get_attribute("style")
+        before = page.locator(".main .pane").get_attribute("style")
         page.keyboard.press("+")
-        assert page.locator(".stage").get_attribute("style") != before
+        assert page.locator(".main .pane").get_attribute("style") != before
         count = page.locator("[data-node], [data-nodes]").count()
         page.keyboard.press("f")
         assert page.locator("[data-node], [data-nodes]").count() > count
@@ -428,14 +428,14 @@ def test_the_page_can_be_dragged(show):
     with show(heads(), detail="nodes", in_size=(700, 420)) as page:
         page.locator('[data-command="in"]').click(click_count=6)
         boxes = [node.bounding_box() for node in page.locator(".node").all()]
-        node_box = next(p for p in boxes if 150 < p["x"] < 300 and 150 < p["y"] < 300)
+        node_box = next(p for p in boxes if 150 < p["x"] < 500 and 150 < p["y"] < 350)
         x, y = node_box["x"] + node_box["width"] / 2, node_box["y"] + node_box["height"] / 2
-        before, nodes = page.locator(".stage").get_attribute("style"), page.locator(".nodes").inner_html()
+        before, nodes = page.locator(".main .pane").get_attribute("style"), page.locator(".nodes").inner_html()
         page.mouse.move(x, y)
         page.mouse.down()
         page.mouse.move(x - 60, y - 40, steps=4)
         page.mouse.up()
-        assert page.locator(".stage").get_attribute("style") != before
+        assert page.locator(".main .pane").get_attribute("style") != before
         assert not page.locator('[data-fact="name"]').count()  # a drag is not a click
         assert re.sub(' class="[^"]*"', "", page.locator(".nodes").inner_html()) == re.sub(' class="[^"]*"', "", nodes)
 
@@ -448,9 +448,9 @@ def inside(box, around):
     )
 
 
-def overlap(one, other):
+def overlap(one, other, tolerance=0.5):
     return all(
-        min(one[at] + one[size], other[at] + other[size]) - max(one[at], other[at]) > 0.5
+        min(one[at] + one[size], other[at] + other[size]) - max(one[at], other[at]) > tolerance
         for at, size in (("x", "width"), ("y", "height"))
     )
 
@@ -460,6 +460,21 @@ MEASURE = """() => new Promise((done) => requestAnimationFrame(() => requestAnim
   const parts = ['.view', '.panel', '.footer', '.toolbar'].flatMap(of);
   done({ parts, main: of('.main')[0], nodes: of('.node'), width: document.documentElement.clientWidth });
 })))"""
+
+
+SCROLL = """() => new Promise((done) => {
+  const view = document.querySelector(".view"), intervals = [];
+  let last = performance.now(), count = 0;
+  const step = () => {
+    const now = performance.now();
+    intervals.push(now - last);
+    last = now;
+    if (++count > 60) { setTimeout(() => done(intervals), 400); return; }
+    view.dispatchEvent(new WheelEvent("wheel", { deltaX: 300, bubbles: true, cancelable: true }));
+    requestAnimationFrame(step);
+  };
+  requestAnimationFrame(step);
+})"""
 
 
 def check_fits(page, case):
@@ -476,23 +491,169 @@ def check_fits(page, case):
 def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
     section, again = ("unfold", "fold") if detail == "words" else ("fold", "unfold")
     with show(heads(), detail=detail) as page:
-        for width in (320, 480, 700, 819, 820, 1000):
+        for width in (700, 819, 820, 1000):
             page.set_viewport_size({"width": width, "height": 800})
             check_fits(page, f"{width} wide")
-            start = page.locator(".stage").get_attribute("style")
+            start = page.locator(".main .pane").get_attribute("style")
             page.get_by_role("button", name=f"{section} slice 1", exact=True).click()
             check_fits(page, f"{width} wide, {section}")
             page.locator('[data-command="in"]').click(click_count=3)
             page.get_by_role("button", name=f"{again} slice 1", exact=True).click()
             check_fits(page, f"{width} wide, {again}")
-            assert page.locator(".stage").get_attribute("style") == start
+            assert page.locator(".main .pane").get_attribute("style") == start
             page.locator('[name="unfold_heads"]').check()
             check_fits(page, f"{width} wide, with heads")
             page.locator('[name="unfold_heads"]').uncheck()
         page.locator('[data-command="in"]').click(click_count=3)
-        scale = page.locator(".stage").get_attribute("style").partition("scale")[2]
+        scale = page.locator(".main .pane").get_attribute("style").partition("scale")[2]
         page.set_viewport_size({"width": 700, "height": 600})
-        assert page.locator(".stage").get_attribute("style").partition("scale")[2] == scale  # the reader's choice
+        assert page.locator(".main .pane").get_attribute("style").partition("scale")[2] == scale  # the reader's choice
+
+
+CONTROLS = """() => [...document.querySelectorAll("button, select, input, summary, .section")].flatMap((e) => {
+  if (!e.checkVisibility()) return [];
+  const box = (e.closest("label.check") ?? e).getBoundingClientRect(), part = e.closest(".toolbar, .panel, .view");
+  const text = e.outerHTML.slice(0, 90), isCut = e.closest(".view, .wide, .names") !== null;
+  return [{ text, part: part.className, isCut, x: box.x, y: box.y, width: box.width, height: box.height }];
+})"""
+
+
+def check_controls(page, width):
+    """Check that the document does not scroll sideways, and that all controls are in it, apart, and large enough."""
+    assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"), width
+    controls = page.evaluate(CONTROLS)
+    assert len(controls) > 6
+    for control in controls:
+        assert min(control["width"], control["height"]) >= 23.9, (width, control)
+        is_inside = control["x"] >= 0 and control["x"] + control["width"] <= width
+        assert control["isCut"] or is_inside, (width, control)
+    for one, other in itertools.combinations(controls, 2):
+        assert one["part"] != other["part"] or not overlap(one, other, 1.1), (width, one, other)  # borders are shared
+
+
+@pytest.mark.slow
+def test_windows_from_320_pixels_to_4k(show):
+    sizes = {}
+    with show(heads().do(x_1_2=Zero()), detail="nodes") as page:
+        for width, height in ((320, 640), (375, 812), (600, 800), (768, 1024), (1280, 800), (3840, 2160)):
+            page.set_viewport_size({"width": width, "height": height})
+            page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            toggle = page.locator('[data-command="settings"]')
+            assert toggle.is_visible() == (width <= 680)
+            check_controls(page, width)
+            if width <= 680:
+                assert not page.locator('[name="head"]').is_visible()
+                toggle.click()
+                assert toggle.get_attribute("aria-expanded") == "true" and page.locator('[name="head"]').is_visible()
+                check_controls(page, width)
+                toggle.click()
+                box(page, "x_1_2").click()
+                check_controls(page, width)
+                assert "zero" in page.locator(".panel").inner_text()
+                page.keyboard.press("Escape")
+                page.locator('[data-command="fit"]').click(click_count=2)  # the initial part, then the whole net
+            check_fits(page, width)
+            sizes[width] = page.evaluate(
+                "() => ({"
+                " text: parseFloat(getComputedStyle(document.querySelector('.panel h2')).fontSize),"
+                " nodes: Math.max(...[...document.querySelectorAll('.node')].map((e) => e.getBoundingClientRect().x))"
+                " / document.querySelector('.main').getBoundingClientRect().right })"
+            )
+        assert sizes[3840]["text"] >= 1.4 * sizes[1280]["text"] and sizes[3840]["nodes"] > 0.7
+
+
+@pytest.mark.slow
+def test_fingers_pan_zoom_and_select(show):
+    with show(heads(), detail="nodes", in_size=(375, 800)) as page:
+        session = page.context.new_cdp_session(page)
+
+        def touch(kind, *points):
+            touches = [{"x": x, "y": y, "id": k} for k, (x, y) in enumerate(points)]
+            session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": touches})
+
+        def transform():
+            style = page.locator(".main .pane").get_attribute("style")
+            return [float(number) for number in re.findall(r"-?[\d.]+", style)[:3]]
+
+        x, _, scale = transform()
+        touch("touchStart", (200, 250))
+        for step in range(1, 6):
+            touch("touchMove", (200 - 20 * step, 250))
+        touch("touchEnd")
+        assert transform()[0] == pytest.approx(x - 100, abs=25) and not page.locator('[data-fact="name"]').count()
+        touch("touchStart", (200, 250))
+        touch("touchStart", (200, 250), (240, 250))
+        for step in range(1, 6):
+            touch("touchMove", (200 - 10 * step, 250), (240 + 10 * step, 250))
+        touch("touchEnd")
+        assert transform()[2] > 1.5 * scale and not page.locator('[data-fact="name"]').count()
+        session.detach()
+
+
+@pytest.mark.slow
+def test_a_printed_page_has_the_sentence_the_whole_graph_and_the_facts(show):
+    long = " ".join(WORDS.split() * 12)
+    for words, count in ((WORDS, 1), (long, 2)):
+        with show(heads(words), detail="words", in_color_scheme="dark") as page:
+            choose(page, "x_1_2")
+            pdf = page.pdf(format="A4")
+            assert pdf[:5] == b"%PDF-" and not page.locator(".printout svg").count()
+            page.emulate_media(media="print")
+            page.wait_for_selector(".printout .band")
+            for width in (700, 1030):  # A4, upright and across
+                page.set_viewport_size({"width": width, "height": 900})
+                bands = [band.bounding_box() for band in page.locator(".printout .band").all()]
+                assert len(bands) == count
+                assert all(band["x"] >= 0 and band["x"] + band["width"] <= width for band in bands)
+                assert page.evaluate("document.documentElement.scrollWidth") <= width
+                assert page.locator(".band .word").all_text_contents() == words.split()
+                nodes = page.locator(".band .node").evaluate_all("all => all.map((node) => node.dataset.node)")
+                assert sorted(nodes) == sorted({f"x_{t}_{k}" for t in range(3) for k in range(len(words.split()))})
+                assert page.locator(".printout h1").inner_text() == words
+                text = page.locator("main").inner_text()
+                assert "x_1_2" in text and "deterministic" in text and "reads with P(j | i)" in text
+                hidden = page.locator(".toolbar, .view, .close, .panel [data-highlight]")
+                assert not any(part.is_visible() for part in hidden.all())
+                assert colours(page, ".printout h1") == [rgb(get_palette("light")[name]) for name in ("ink", "paper")]
+
+
+@pytest.mark.slow
+def test_a_sentence_of_512_words_scrolls(show):
+    net = bt.bayesuvius(12, slices=6, heads=12, combine="concat", residual=True)
+    s = net.sentence(" ".join(f"w{k}" for k in range(512)))
+    with show(s, detail="words") as page:
+        assert page.locator(".node").count() >= 7 * 512
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable")
+
+        def count_layouts():
+            return next(
+                m["value"] for m in session.send("Performance.getMetrics")["metrics"] if m["name"] == "LayoutCount"
+            )
+
+        layouts = count_layouts()
+        intervals = page.evaluate(SCROLL)
+        assert count_layouts() - layouts <= 6, "scrolling computes the layout of the page"
+        assert np.median(intervals) < 100, intervals
+        last = box(page, "x_3_511")
+        view, node = page.locator(".main").bounding_box(), last.bounding_box()
+        assert inside(node, view)  # the end is reached
+        word = page.locator('.word[data-word="511"]').bounding_box()
+        section, rows_ = (
+            page.locator('[data-slice-section=":3"]').bounding_box(),
+            [box(page, f"x_{t}_511").bounding_box() for t in (3, 4)],
+        )
+        assert abs(word["x"] - node["x"]) < 20 and word["y"] < view["y"] and section["x"] < view["x"]
+        assert rows_[0]["y"] < section["y"] + section["height"] / 2 < rows_[1]["y"] + rows_[1]["height"]
+        choose(page, "x_3_511")
+        for _ in range(3):
+            page.keyboard.press("ArrowLeft")
+        assert page.evaluate("document.activeElement.dataset.node") == "x_3_508"
+        page.locator('[name="search"]').fill("w7")
+        assert inside(page.locator(".node.focused").bounding_box(), view)
+        page.locator('[data-command="fit"]').click()
+        page.locator('[data-command="fit"]').click()
+        check_fits(page, "all words")
 
 
 @pytest.mark.slow
@@ -565,6 +726,14 @@ def colours(page, selector):
     return page.locator(selector).first.evaluate(read)
 
 
+# A canvas converts colours such as those of color-mix to red, green and blue.
+NODE_COLOURS = """kind => { const node = document.querySelector(`.node:has(.fill-${kind}):has(text)`);
+  const context = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  return [node.querySelector("text"), node.querySelector(`.fill-${kind}`)].map((element) => {
+    context.fillStyle = getComputedStyle(element).fill; context.fillRect(0, 0, 1, 1);
+    return [...context.getImageData(0, 0, 1, 1).data].slice(0, 3); }); }"""
+
+
 def contrast(one, other):
     def light(colour):
         linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in (c / 255 for c in colour)]
@@ -580,7 +749,7 @@ def rgb(colour):
 
 @pytest.mark.slow
 def test_light_and_dark_follow_the_reader_and_can_be_chosen(show):
-    with show(heads(), detail="words") as page:
+    with show(select().observe(y_1=3).do(x_1_2=Zero()), detail="nodes") as page:
         for scheme, theme in itertools.product(("light", "dark"), ("auto", "light", "dark")):
             page.emulate_media(color_scheme=scheme)
             page.locator('[name="theme"]').select_option(theme)
@@ -588,6 +757,9 @@ def test_light_and_dark_follow_the_reader_and_can_be_chosen(show):
             for selector in (".word", ".panel h2", ".footer", ".panel .small", ".section text", "button"):
                 ink, paper = colours(page, selector)
                 assert contrast(ink, paper) >= 4.5, (selector, scheme, theme)
+            for kind in ("do", "observed", "paper"):
+                text, fill = page.evaluate(NODE_COLOURS, kind)
+                assert contrast(text, fill) >= 4.5, (kind, scheme, theme)
             assert colours(page, "#bnet")[1] == rgb(palette["paper"])
 
 
@@ -636,6 +808,40 @@ def test_keys_work_at_once_and_tab_reaches_every_control(show):
             reached.add(page.evaluate(focused))
         assert {"head", "min_weight", "top", "all_words", "search", "svg", "png", "theme", "fit"} <= reached
         assert any(name.startswith("x_") for name in reached)
+
+
+SHOWN = """() => [...document.querySelectorAll(".nodes, .back, .strip-words, .strip-slices, .panel")].map((part) => {
+  const copy = part.cloneNode(true);
+  for (const element of copy.querySelectorAll("[tabindex]")) element.removeAttribute("tabindex");
+  return copy.innerHTML;
+})"""
+
+
+@pytest.mark.slow
+def test_special_tokens_are_hidden_in_the_page_as_by_python(show, monkeypatch):
+    s = heads(mask="causal")
+    with show(s) as page:
+        assert not page.locator('[name="show_special"]').count()
+    monkeypatch.setattr(EncodedSentence, "flag_special_tokens", lambda *_: (True, *[False] * 4, True))
+    shown, note = {}, "special tokens the and mat are not"
+    for special in (True, False):
+        with show(s, special=special, detail="nodes") as page:
+            switch = page.locator('[name="show_special"]')
+            for is_shown in (special, not special, special):
+                switch.set_checked(is_shown)
+                shown.setdefault(is_shown, []).append(page.evaluate(SHOWN))
+                assert (note in page.locator(".panel").inner_text()) == (not is_shown)
+    assert len(shown[True]) == len(shown[False]) == 3
+    assert all(states.count(states[0]) == 3 for states in shown.values()) and shown[True] != shown[False]
+    with show(s, detail="words") as page:
+        choose(page, "x_1_1")
+        page.locator('[name="show_special"]').uncheck()
+        assert list(rows(page, "reads-a_0")) == [1] and "not listed" in page.locator(".panel").inner_text()
+        box(page, "x_1_1").focus()
+        page.keyboard.press("ArrowLeft")
+        assert page.locator(".node.focused").get_attribute("data-node") == "x_1_1"
+        page.keyboard.press("ArrowRight")
+        assert page.locator(".node.focused").get_attribute("data-node") == "x_1_2"
 
 
 def test_special_tokens_are_not_shown(show, monkeypatch):

@@ -67,7 +67,7 @@ class PageOptions:
         heads: The heads whose attention the page contains; None for all heads.
         inclusion: A result of `bt.inclusion`, or probabilities `[slice, head]` that heads are included.
         contributions: A result of `Sentence.contributions` for this sentence, or a list of such results.
-        special: Whether special tokens, such as `[CLS]`, are shown.
+        special: Whether special tokens, such as `[CLS]`, are shown initially.
     """
 
     detail: str | None = None
@@ -122,8 +122,7 @@ def describe_sentence(
         bit_tables.append([num_rows, num_columns, len(buffer)])
         buffer += bits
     notes = [result for result in results if isinstance(result, str)] + [a.note for a in attentions if a.note]
-    hidden = {} if options.special else state.encoded.find_special_words(network)
-    notes += [f"{_describe_hidden_words(state, hidden, attentions)}."] if hidden else []
+    special = state.encoded.find_special_words(network)
     description = {
         "title": escape_invisible(options.title or _format_title(state)),
         "net": network.declaration.name,
@@ -144,7 +143,8 @@ def describe_sentence(
         "edges": edges,
         "bit_tables": bit_tables,
         "severed": sorted(ground.cut_nodes),
-        "stacks": [_describe_stack(state, name, hidden.get(name, ())) for name in network.graph.slices],
+        "stacks": [_describe_stack(state, name, special.get(name, ())) for name in network.graph.slices],
+        "special": _describe_special_words(state, special, attentions, options),
         "interventions": {ground.name(node): _format_value(value) for node, value in model.do.items()}
         | {ground.name(node): "a row of attention" for node in model.attention_rows},
         "evidence": {ground.name(node): _format_value(value, state, node) for node, value in state.evidence.items()},
@@ -286,11 +286,16 @@ def _is_state(network: Network, group: NodeGroup) -> bool:
     return network.is_state(group)
 
 
-def _describe_hidden_words(
-    state: SentenceState, hidden: Mapping[str, Sequence[int]], attentions: Sequence[PageAttention]
-) -> str:
-    """The note on the special tokens that the page does not show."""
-    words = exclude_words(state.tokens, {stack: range(len(w)) for stack, w in state.tokens.items()}, hidden)
+def _describe_special_words(
+    state: SentenceState,
+    special: Mapping[str, Sequence[int]],
+    attentions: Sequence[PageAttention],
+    options: PageOptions,
+) -> dict[str, Any] | None:
+    """Whether special tokens are shown initially, and the note while they are hidden; None if none can be hidden."""
+    if not special or (options.special and any(len(special.get(k, ())) == len(w) for k, w in state.tokens.items())):
+        return None
+    words = exclude_words(state.tokens, {stack: range(len(w)) for stack, w in state.tokens.items()}, special)
     model = state.model
     means = [
         StateAttention(
@@ -299,11 +304,11 @@ def _describe_hidden_words(
         for item in attentions
         if item.has_mean or not item.choices
     ]
-    return describe_special_words(state.tokens, words, hidden, means)
+    return {"is_shown": options.special, "note": f"{describe_special_words(state.tokens, words, special, means)}."}
 
 
-def _describe_stack(state: SentenceState, name: str, hidden: Sequence[int]) -> dict[str, Any]:
-    """The description of a stack and its words; the words of `hidden` are not shown."""
+def _describe_stack(state: SentenceState, name: str, special: Sequence[int]) -> dict[str, Any]:
+    """The description of a stack and its words; the words of `special` can be hidden."""
     words = state.tokens.get(name, ())
     return {
         "name": name,
@@ -314,7 +319,7 @@ def _describe_stack(state: SentenceState, name: str, hidden: Sequence[int]) -> d
             for k, word in enumerate(words)
             if format_token(word, None) != format_token(word)
         },
-        "hidden": list(hidden),
+        "special": list(special),
     }
 
 

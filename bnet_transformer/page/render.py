@@ -24,6 +24,7 @@ MODULES = (
     "controls",
     "export",
     "panel",
+    "printout",
     "attention_lines",
     "view_state",
     "explorer",
@@ -93,9 +94,10 @@ def render_style_sheet() -> str:
     rules = [
         f".bnet {{ {light} }}",
         f"@media (prefers-color-scheme: dark) {{ {is_not_light} {{ {dark} }} }}",
-        *(f"{notebook} {is_not_dark} {{ {light} }}" for notebook in NOTEBOOK_THEMES["light"]),
-        *(f"{notebook} {is_not_light} {{ {dark} }}" for notebook in NOTEBOOK_THEMES["dark"]),
+        *(f":where({notebook}) {is_not_dark} {{ {light} }}" for notebook in NOTEBOOK_THEMES["light"]),
+        *(f":where({notebook}) {is_not_light} {{ {dark} }}" for notebook in NOTEBOOK_THEMES["dark"]),
         f'.bnet[data-theme="dark"] {{ {dark} }}',
+        f"@media print {{ .bnet.bnet {{ {light} }} }}",  # as specific as the rules above, and later
     ]
     return "\n".join([*rules, _read_asset("style.css")])
 

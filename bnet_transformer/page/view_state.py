@@ -14,6 +14,7 @@ from bnet_transformer._core.naming import join_name
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import GroundGraph
 
+SWITCHES = ("all_words", "unfold_heads", "show_weights", "show_special")
 HIGHLIGHTS = ("", "parents", "children", "ancestors", "descendants", "blanket")
 
 
@@ -77,9 +78,7 @@ def _make_checks(ground: GroundGraph, description: Mapping[str, Any]) -> dict[st
         "states": partial(_check_states, choices),
         "min_weight": _check_probability,
         "top": lambda value: check_int("top", value, minimum=0),
-        "all_words": partial(_check_option, "all_words", [True, False]),
-        "unfold_heads": partial(_check_option, "unfold_heads", [True, False]),
-        "show_weights": partial(_check_option, "show_weights", [True, False]),
+        **{name: partial(_check_option, name, [True, False]) for name in SWITCHES},
         "highlight": partial(_check_option, "highlight", HIGHLIGHTS),
     }
 

@@ -10,6 +10,9 @@
  */
 
 export class PageAttention {
+  /** @type {Set<number>} */ hiddenTargets = new Set();
+  /** @type {Set<number>} */ hiddenSources = new Set();
+
   /** @param {GroundGraph} graph @param {AttentionDescription} description @param {Uint8Array} buffer @param {number} steps */
   constructor(graph, description, buffer, steps) {
     this.description = description;
@@ -19,11 +22,16 @@ export class PageAttention {
     this.i = i;
     this.j = j;
     this.rowStart = rowStart;
-    this.hiddenTargets = graph.hiddenWords(description.group);
-    this.hiddenSources = graph.hiddenWords(description.source_group);
+    this.updateHiddenWords(graph);
     this.buffer = buffer.subarray(description.offset, description.offset + description.num_slots * description.num_plates * this.i.length);
     /** @type {Map<string, Float32Array>} */
     this.cache = new Map();
+  }
+
+  /** Read again which words are not shown. @param {GroundGraph} graph */
+  updateHiddenWords(graph) {
+    this.hiddenTargets = graph.hiddenWords(this.description.group);
+    this.hiddenSources = graph.hiddenWords(this.description.source_group);
   }
 
   /** The slot of a view: the mean, or a joint state of the choices, where the last choice varies fastest; -1 if there is none. @param {AttentionView} view */

@@ -4,8 +4,8 @@
 import { htmlElement } from "./elements.js";
 
 /**
- * @typedef {{head: string, states: Record<string, number>|null, minWeight: number, top: number, allWords: boolean, unfoldHeads: boolean, showWeights: boolean, theme: string}} Settings
- * @typedef {{settings: Settings, numPlates: number, hasPlates: boolean, heads: number[]|null, choices: [string, number][], hasMean: boolean, hasAttention: boolean, hasWeights: boolean,
+ * @typedef {{head: string, states: Record<string, number>|null, minWeight: number, top: number, allWords: boolean, unfoldHeads: boolean, showWeights: boolean, showSpecial: boolean, theme: string}} Settings
+ * @typedef {{settings: Settings, numPlates: number, hasPlates: boolean, heads: number[]|null, choices: [string, number][], hasMean: boolean, hasAttention: boolean, hasWeights: boolean, hasSpecial: boolean, toolbar: HTMLElement,
  *   updateSettings: (changes: Partial<Settings>) => void, runCommand: (command: string, value?: string) => void}} ControlOptions
  */
 
@@ -19,9 +19,9 @@ function selectField(name, options, chosen, change) {
   return element;
 }
 
-/** A check box with its label. @param {string} name @param {string} text @param {boolean} isChecked @param {(isChecked: boolean) => void} change */
-function checkbox(name, text, isChecked, change) {
-  const element = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "checkbox", name, checked: isChecked }));
+/** A check box with its label, and its purpose as a tip. @param {string} name @param {string} text @param {string} purpose @param {boolean} isChecked @param {(isChecked: boolean) => void} change */
+function checkbox(name, text, purpose, isChecked, change) {
+  const element = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "checkbox", name, title: purpose, checked: isChecked }));
   element.addEventListener("change", () => change(element.checked));
   return htmlElement("label", { class: "field check" }, element, htmlElement("span", {}, text));
 }
@@ -31,7 +31,7 @@ const commandButton = (command, text, label, runCommand) => htmlElement("button"
 
 /** The elements of the toolbar that apply to the sentence. @param {ControlOptions} options @returns {HTMLElement[]} */
 export function renderControls(options) {
-  const { settings, updateSettings, runCommand } = options, elements = [];
+  const { settings, updateSettings, runCommand, toolbar } = options, elements = [];
   if (options.numPlates > 1) {
     const heads = Array.from({ length: options.numPlates }, (_, k) => options.heads?.[k] ?? k);
     elements.push(labelledField("head", selectField("head", [["mean", "mean"], ["all", "all"], ...heads.map((head) => /** @type {[string, string]} */ ([String(head), String(head)]))], settings.head, (head) => updateSettings({ head }))));
@@ -43,20 +43,23 @@ export function renderControls(options) {
     slider.addEventListener("input", () => { output.textContent = Number(slider.value).toFixed(2); updateSettings({ minWeight: Number(slider.value) }); });
     const top = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "number", name: "top", min: 1, max: 999, value: settings.top || "", placeholder: "all", "aria-label": "number of strongest reads to draw for each word" }));
     top.addEventListener("input", () => updateSettings({ top: Math.max(0, Math.floor(Number(top.value)) || 0) }));
-    elements.push(labelledField("P ≥", slider, output), labelledField("top", top), checkbox("all_words", "all words", settings.allWords, (allWords) => updateSettings({ allWords })));
+    elements.push(labelledField("P ≥", slider, output), labelledField("top", top), checkbox("all_words", "all words", "draw the reads of all words", settings.allWords, (allWords) => updateSettings({ allWords })));
   }
-  if (options.hasPlates) elements.push(checkbox("unfold_heads", "unfold heads", settings.unfoldHeads, (unfoldHeads) => updateSettings({ unfoldHeads })));
-  if (options.hasWeights) elements.push(checkbox("show_weights", "weights", settings.showWeights, (showWeights) => updateSettings({ showWeights })));
+  if (options.hasPlates) elements.push(checkbox("unfold_heads", "unfold heads", "a row for each head", settings.unfoldHeads, (unfoldHeads) => updateSettings({ unfoldHeads })));
+  if (options.hasWeights) elements.push(checkbox("show_weights", "weights", "show weights and selectors", settings.showWeights, (showWeights) => updateSettings({ showWeights })));
+  if (options.hasSpecial) elements.push(checkbox("show_special", "special", "show special tokens, such as [CLS]", settings.showSpecial, (showSpecial) => updateSettings({ showSpecial })));
   const search = /** @type {HTMLInputElement} */ (htmlElement("input", { type: "search", name: "search", placeholder: "find a word", "aria-label": "find a word", autocomplete: "off" }));
   search.addEventListener("input", () => runCommand("search", search.value));
   search.addEventListener("keydown", (event) => { if (event.key === "Enter") runCommand("next", search.value); if (event.key === "Escape") { search.value = ""; runCommand("search", ""); search.blur(); } });
-  elements.push(htmlElement("span", { class: "gap" }), search,
+  const theme = selectField("theme", [["auto", "auto"], ["light", "light"], ["dark", "dark"]], settings.theme, (name) => updateSettings({ theme: name }));
+  theme.setAttribute("aria-label", "colours");
+  // In a narrow window, a button folds the settings.
+  const toggle = htmlElement("button", { type: "button", class: "fold-settings", "data-command": "settings", "aria-label": "settings", title: "settings", "aria-expanded": toolbar.classList.contains("open"),
+    onclick: () => toggle.setAttribute("aria-expanded", String(toolbar.classList.toggle("open"))) }, "☰");
+  return [toggle, htmlElement("div", { class: "settings" }, ...elements), htmlElement("div", { class: "tools" }, search,
     htmlElement("span", { class: "group" }, commandButton("fold", "▸", "fold all slices", runCommand), commandButton("unfold", "▾", "unfold all slices", runCommand)),
-    htmlElement("span", { class: "group" }, commandButton("out", "−", "zoom out", runCommand), commandButton("fit", "fit", "fit to the window", runCommand), commandButton("in", "+", "zoom in", runCommand)),
-    htmlElement("span", { class: "group" }, commandButton("svg", "SVG", "save this view as SVG", runCommand), commandButton("png", "PNG", "save this view as PNG", runCommand)),
-    selectField("theme", [["auto", "auto"], ["light", "light"], ["dark", "dark"]], settings.theme, (theme) => updateSettings({ theme })));
-  /** @type {HTMLElement} */ (elements.at(-1)).setAttribute("aria-label", "colours");
-  return elements;
+    htmlElement("span", { class: "group" }, commandButton("out", "−", "zoom out", runCommand), commandButton("fit", "fit", "fit to the window; again: show the whole net", runCommand), commandButton("in", "+", "zoom in", runCommand)),
+    htmlElement("div", { class: "settings" }, htmlElement("span", { class: "group" }, commandButton("svg", "SVG", "save this view as SVG", runCommand), commandButton("png", "PNG", "save this view as PNG", runCommand)), theme))];
 }
 
 /** Selectors for the states of the open choices, or the posterior mean. @param {ControlOptions} options */

@@ -33,6 +33,24 @@ export function htmlElement(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Run a function that replaces the children of a container. If one had the focus, the element with the same function gets it, else the first control of its section, else the container. @param {HTMLElement} container @param {() => void} render */
+export function keepFocus(container, render) {
+  const active = /** @type {Element|null} */ (/** @type {any} */ (container.getRootNode()).activeElement);
+  const attribute = active && container.contains(active) && active !== container ? ["data-action", "data-switch", "data-highlight", "data-command", "data-name", "name"].find((name) => active.hasAttribute(name)) : undefined;
+  const value = attribute && active?.getAttribute(attribute), parts = ["data-part", "data-live", "data-relation"].flatMap((name) => {
+    const part = active?.closest(`[${name}]`);
+    return part && container.contains(part) ? [`[${name}="${CSS.escape(part.getAttribute(name) ?? "")}"]`] : [];
+  });
+  const hadFocus = active !== null && container.contains(active);
+  render();
+  if (!hadFocus || (active && container.contains(active) && active.isConnected)) return;
+  const same = attribute ? [...container.querySelectorAll(`[${attribute}="${CSS.escape(value ?? "")}"]`)] : [];
+  const neighbours = parts.flatMap((part) => [...container.querySelectorAll(`${part} :is(button, input, select, summary)`)]);
+  const target = /** @type {HTMLElement} */ (same.find((element) => parts.every((part) => element.closest(part))) ?? same[0] ?? neighbours[0] ?? container);
+  if (active instanceof HTMLInputElement && target instanceof HTMLInputElement && active.name === target.name && target.type === "text") target.value = active.value; // the user is typing
+  target.focus({ preventScroll: true });
+}
+
 /** The label of a node as spans: its letter, the word as subscript, the slice and other plates as superscript. @param {GroundGraph} graph @param {number} group @param {number|null} word @param {number|null} plate @param {number} size @param {string} [tag] */
 export function renderLabel(graph, group, word, plate, size, tag = "tspan") {
   const { label: [letter, style, subscripts], slice, plates } = graph.groups[group];

@@ -4,11 +4,12 @@
 import { PageAttention } from "./attention.js";
 import { AttentionLines } from "./attention_lines.js";
 import { renderControls } from "./controls.js";
-import { htmlElement, nodeKey, renderChange, renderLineBatches, renderLines, renderNode, replaceContent, svgElement } from "./elements.js";
+import { htmlElement, keepFocus, nodeKey, renderChange, renderLineBatches, renderLines, renderNode, replaceContent, svgElement } from "./elements.js";
 import { downloadBlob, svgToPng, viewToSvg } from "./export.js";
 import { GroundGraph } from "./ground_graph.js";
 import { computeLayout, getSections } from "./layout.js";
 import { renderNodeFacts, renderOverview } from "./panel.js";
+import { Printout } from "./printout.js";
 import { compareViews, isEqual, parseView, readView, sectionKeys, viewSettings } from "./view_state.js";
 import { Viewport } from "./viewport.js";
 
@@ -27,7 +28,7 @@ const MAX_FREE_WORDS = 24; // for a sentence with more words, only the strongest
 /** Draw a sentence into an element; a `host` with `do` makes it live, and one with `handleState` is informed of changes of the view. @param {HTMLElement} root @param {PageData} data @param {any} [host] */
 export function mount(root, data, host) {
   const explorer = new Explorer(root, data, host ?? null);
-  return { update: (/** @type {PageData} */ next) => explorer.setData(next), getState: () => explorer.getState(), setState: (/** @type {unknown} */ state) => explorer.setState(state), select: (/** @type {string} */ name) => explorer.selectName(name), refreshPanel: () => explorer.renderPanel(), remove: () => explorer.remove() };
+  return { update: (/** @type {PageData} */ next) => explorer.setData(next), getState: () => explorer.getState(), setState: (/** @type {unknown} */ state) => explorer.setState(state), select: (/** @type {string} */ name) => explorer.selectName(name), refreshPanel: () => explorer.renderPanel(), announce: (/** @type {string} */ text) => { explorer.status.textContent = text; }, remove: () => explorer.remove() };
 }
 
 class Explorer extends AttentionLines {
@@ -42,6 +43,7 @@ class Explorer extends AttentionLines {
   foreground = svgElement("g", { class: "front", "aria-hidden": "true" });
   listeners = new AbortController();
   numPlates = 1;
+  hasPlates = false;
   highlight = "";
   query = "";
   matchIndex = 0;
@@ -57,12 +59,14 @@ class Explorer extends AttentionLines {
     this.host = host?.do && { ...host, do: (/** @type {any} */ content) => this.awaitHost(host.do(content)), undo: (/** @type {any} */ content) => this.awaitHost(host.undo(content)) };
     this.viewport = new Viewport(root.dataset.page !== undefined);
     this.toolbar = htmlElement("div", { class: "toolbar", role: "toolbar", "aria-label": "display settings" });
-    this.panel = htmlElement("aside", { class: "panel", "aria-label": "facts" });
+    this.panel = htmlElement("aside", { class: "panel", "aria-label": "facts", tabindex: 0 });
     this.status = htmlElement("div", { class: "status", role: "status", "aria-live": "polite" });
     this.footer = htmlElement("div", { class: "footer" });
     root.classList.add("bnet");
-    root.replaceChildren(this.toolbar, this.viewport.view, this.panel, this.footer, this.status);
+    this.frame = htmlElement("div", { class: "frame" }, this.toolbar, this.viewport.view, this.panel, this.footer, this.status);
+    root.replaceChildren(this.frame);
     this.setData(data);
+    this.printout = new Printout(this);
     this.#addListeners();
     this.resizeObserver = new ResizeObserver(() => this.viewport.resize());
     this.resizeObserver.observe(this.viewport.view);
@@ -71,14 +75,16 @@ class Explorer extends AttentionLines {
   remove() {
     this.listeners.abort();
     clearTimeout(this.timer);
+    this.printout.remove();
     this.resizeObserver.disconnect();
     this.root.replaceChildren();
   }
 
-  /** Wait for the host, and show its error if it fails. @param {Promise<void>|void} answer */
+  /** Wait for the host, and show its error if it fails; a host that reports its errors itself answers false. @param {Promise<void|boolean>|void} answer */
   async awaitHost(answer) {
     this.root.classList.add("running");
-    try { await answer; this.status.textContent = "done"; } catch (error) {
+    this.status.textContent = "";
+    try { if ((await answer) !== false) this.status.textContent ||= "done"; } catch (error) {
       this.footer.textContent = this.status.textContent = error instanceof Error ? error.message : String(error);
     } finally { this.root.classList.remove("running"); }
   }
@@ -96,12 +102,19 @@ class Explorer extends AttentionLines {
       const isUnfolded = description.detail === "nodes" || (description.detail === null && description.declared_arrows <= MAX_UNFOLDED_ARROWS) || !this.attentions.length || !this.graph.groups.some((group) => group.is_state);
       this.openSections = new Set(getSections(this.graph).filter((section) => isUnfolded || (words <= MAX_FREE_WORDS && section.label.endsWith("output") && section.groups.length <= 2)).map((section) => section.key));
       const hasNoMean = this.attentions.length && this.attentions.every((attention) => attention.description.choices.length && !attention.description.has_mean);
-      this.settings = { head: "mean", states: hasNoMean ? {} : null, minWeight: words <= MAX_FREE_WORDS ? 0.05 : 0.02, top: words <= MAX_FREE_WORDS ? 0 : 2, allWords: true, unfoldHeads: false, showWeights: true, theme: description.theme };
+      this.settings = { head: "mean", states: hasNoMean ? {} : null, minWeight: words <= MAX_FREE_WORDS ? 0.05 : 0.02, top: words <= MAX_FREE_WORDS ? 0 : 2, allWords: true, unfoldHeads: false, showWeights: true, showSpecial: description.special?.is_shown ?? true, theme: description.theme };
     }
+    this.hideWords();
     this.selected = this.graph.findNodes(selectedName);
     this.initialView ??= readView(this);
     this.#renderControls();
     this.draw();
+  }
+
+  /** Hide the special tokens, if the settings say so: words that are not shown have no boxes, lines or rows of tables. */
+  hideWords() {
+    for (const stack of this.graph.stacks) stack.hidden = this.settings.showSpecial ? [] : stack.special;
+    for (const attention of this.attentions) attention.updateHiddenWords(this.graph);
   }
 
   /** Render the toolbar, whose elements depend on description and settings. */
@@ -112,11 +125,12 @@ class Explorer extends AttentionLines {
     this.numPlates = numPlates;
     this.hasPlates = this.graph.groups.some((group, index) => group.word_stack !== null && this.graph.numPlates(index) > 1);
     this.root.dataset.theme = this.settings.theme;
-    this.toolbar.replaceChildren(...renderControls({
+    keepFocus(this.toolbar, () => this.toolbar.replaceChildren(...renderControls({
+      hasSpecial: Boolean(this.description.special), toolbar: this.toolbar,
       settings: this.settings, numPlates, hasPlates: this.hasPlates, heads: this.description.heads, choices: [...choices], hasAttention: this.attentions.length > 0,
       hasMean: this.attentions.some((attention) => attention.description.has_mean), hasWeights: this.graph.groups.some((group) => group.depth > 0),
       updateSettings: (changes) => this.updateSettings(changes), runCommand: (command, value) => this.runCommand(command, value),
-    }));
+    })));
   }
 
   /** Change settings and draw what depends on them. @param {Partial<Settings>} changes */
@@ -125,7 +139,8 @@ class Explorer extends AttentionLines {
     this.reportState(REPORT_DELAY);
     if ("theme" in changes) { this.root.dataset.theme = this.settings.theme; return; }
     if ("states" in changes) this.#renderControls();
-    if ("head" in changes || "unfoldHeads" in changes || "showWeights" in changes) this.draw();
+    if ("showSpecial" in changes) this.hideWords();
+    if ("showSpecial" in changes || "head" in changes || "unfoldHeads" in changes || "showWeights" in changes) this.draw();
     else { this.drawLines(); this.highlightBoxes(this.focus); if ("states" in changes) this.renderPanel(); }
   }
 
@@ -141,10 +156,9 @@ class Explorer extends AttentionLines {
       const boxes = this.boxesByGroup.get(box.group);
       if (boxes) boxes.push(box); else this.boxesByGroup.set(box.group, [box]);
     }
-    const isFocused = this.viewport.grid.contains(this.root.ownerDocument.activeElement);
+    const previous = this.focus, isFocused = this.viewport.grid.contains(this.root.ownerDocument.activeElement);
     this.#drawNodes();
     this.viewport.setLayout(this.layout, graph);
-    const previous = this.focus;
     this.focus = previous ? this.boxByNode.get(previous.ids[0]) ?? null : null;
     const first = this.focus ?? this.layout.boxes.find((box) => box.row === 0) ?? this.layout.boxes[0];
     if (first) this.#setTabStop(first);
@@ -224,8 +238,10 @@ class Explorer extends AttentionLines {
     for (const line of lines) for (const end of [line.source, line.target]) if (!highlighted.includes(end)) this.elements.get(end)?.classList.add("connected");
   }
 
-  /** Render the panel of the selected node, or of the sentence. */
-  renderPanel() {
+  /** Render the panel of the selected node, or of the sentence; a focused control keeps the focus. */
+  renderPanel() { keepFocus(this.panel, () => this.#renderPanel()); }
+
+  #renderPanel() {
     const ids = this.selected, { graph, description } = this;
     for (const element of this.viewport.grid.querySelectorAll(".node.selected")) { element.classList.remove("selected"); element.removeAttribute("aria-selected"); }
     const relatives = !ids.length ? [] : [
@@ -236,7 +252,7 @@ class Explorer extends AttentionLines {
     this.viewport.grid.classList.toggle("marking", this.highlight !== "" && ids.length > 0);
     for (const element of this.viewport.grid.querySelectorAll(".node.marked")) element.classList.remove("marked");
     if (highlighted.size) for (const [box, element] of this.elements) if (box.ids.some((id) => highlighted.has(id))) element.classList.add("marked");
-    if (!ids.length) { this.panel.replaceChildren(...this.#addHostSections(renderOverview(description, this.host), -1)); return; }
+    if (!ids.length) { this.panel.replaceChildren(...this.#addHostSections(renderOverview(description, this.host, this.settings.showSpecial), -1)); return; }
     const box = this.boxByNode.get(ids[0]), element = box && this.elements.get(box);
     if (element) { element.classList.add("selected"); element.setAttribute("aria-selected", "true"); }
     const backButton = htmlElement("button", { type: "button", class: "quiet close", "aria-label": "back to the sentence", onclick: () => this.select([]) }, "×");
@@ -253,8 +269,12 @@ class Explorer extends AttentionLines {
     return elements;
   }
 
-  /** Select a node by its name, or several. @param {string} name */
-  selectName(name) { this.select(this.graph.findNodes(name)); }
+  /** Select a node by its name, or several, and move it into view. @param {string} name */
+  selectName(name) {
+    const ids = this.graph.findNodes(name), box = this.boxByNode.get(ids[0]);
+    if (box) this.viewport.reveal(box.x, box.y);
+    this.select(ids);
+  }
 
   // interaction
 
@@ -347,7 +367,7 @@ class Explorer extends AttentionLines {
   runCommand(command, value = "") {
     const { viewport } = this;
     if (command === "in" || command === "out") viewport.zoom(command === "in" ? 1.25 : 0.8);
-    if (command === "fit") viewport.fit();
+    if (command === "fit") viewport.fit(viewport.isFitted && !viewport.isComplete);
     if (command === "fold" || command === "unfold") { this.openSections = new Set(command === "fold" ? [] : getSections(this.graph).map((section) => section.key)); this.draw(); viewport.fit(); this.reportState(); }
     if (command === "search" || command === "next") this.search(value, command === "next");
     if (command === "svg" || command === "png") this.save(command);
@@ -384,6 +404,12 @@ class Explorer extends AttentionLines {
       const element = /** @type {Element} */ (event.target).closest?.(".node");
       return element ? this.boxByElement.get(element) ?? null : null;
     };
+    const closestBox = (/** @type {MouseEvent} */ event) => { // a finger is less precise than a mouse
+      if (!this.viewport.isTouch || !/** @type {Element} */ (event.target).closest(".main")) return null;
+      const { x, y } = this.viewport.toLayout(event), reach = 16 / this.viewport.scale;
+      const distance = (/** @type {Box} */ box) => Math.hypot(Math.max(0, Math.abs(box.x - x) - box.width / 2), Math.max(0, Math.abs(box.y - y) - box.height / 2));
+      return this.layout.boxes.reduce((/** @type {Box|null} */ best, box) => (distance(box) < (best ? distance(best) : reach) ? box : best), null);
+    };
     grid.addEventListener("pointerover", (event) => { if (!this.viewport.isDragged || !event.buttons) this.highlightBoxes(boxFrom(event)); });
     grid.addEventListener("pointerleave", () => this.highlightBoxes(null));
     words.addEventListener("pointerover", (event) => {
@@ -396,7 +422,7 @@ class Explorer extends AttentionLines {
     view.addEventListener("click", (event) => {
       if (this.viewport.isDragged) return;
       const target = /** @type {Element} */ (event.target), section = /** @type {SVGElement|null} */ (target.closest("[data-slice-section]"));
-      const box = boxFrom(event);
+      const box = boxFrom(event) ?? closestBox(event);
       if (section) this.toggleSection(/** @type {string} */ (section.dataset.sliceSection));
       else if (box) { this.focusBox(box); this.select(box.ids); } else if (target.closest(".main")) this.select([]);
     });

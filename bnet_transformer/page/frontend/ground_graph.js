@@ -7,7 +7,7 @@
  *   value_shape: number[], label: [string, string, string[]], is_selector: boolean, equation: number}} Group  `dims`: the number of nodes along each plate, words last
  * @typedef {{columnsOf: number[][], rowsOf: number[][]}} Relation  a sparse boolean matrix: the columns of each row, and the rows of each column
  * @typedef {{parent: number, child: number, plates: Relation, words: Relation, hue: string}} Edge  the arrows between two groups: their adjacency over plates times that over words
- * @typedef {{name: string, num_slices: number, words: string[], full_words: Record<string, string>, hidden: number[]}} Stack  `hidden`: the words that are not shown
+ * @typedef {{name: string, num_slices: number, words: string[], full_words: Record<string, string>, special: number[], hidden: number[]}} Stack  `special`: the special tokens; `hidden`: the words that are not shown
  * @typedef {Record<string, any>} Description
  */
 
@@ -30,7 +30,7 @@ export class GroundGraph {
     /** @type {number[]} */
     this.groupOrder = description.group_order;
     /** @type {Stack[]} */
-    this.stacks = description.stacks;
+    this.stacks = description.stacks.map((/** @type {Stack} */ stack) => ({ ...stack, hidden: [] }));
     this.dims = this.groups.map((group) => group.dims);
     this.counts = this.dims.map((sizes) => sizes.reduce((a, b) => a * b, 1));
     this.offsets = [0];

@@ -13,7 +13,7 @@ const signed = (value) => `${value < 0 ? "−" : "+"}${Math.abs(value).toPrecisi
 function renderTable(label, words, columns, isDense, renderCell) {
   const head = htmlElement("thead", {}, htmlElement("tr", {}, htmlElement("th", { scope: "col" }, "word"), ...columns.map((name, k) => htmlElement("th", { scope: "col", "aria-label": name }, isDense && k % 5 ? "" : name))));
   const rows = words.map((word, row) => htmlElement("tr", {}, htmlElement("th", { scope: "row" }, htmlElement("span", { class: "word-index" }, String(row)), htmlElement("bdi", {}, word)), ...columns.map((_, column) => renderCell(row, column))));
-  return htmlElement("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": label }, htmlElement("table", { class: isDense ? "grid-table dense" : "grid-table" }, head, htmlElement("tbody", {}, ...rows)));
+  return htmlElement("div", { class: "scroller", tabindex: 0, role: "region", "aria-label": label }, htmlElement("table", { class: isDense ? "grid-table dense" : "grid-table" }, htmlElement("caption", { class: "unseen" }, `${label}: words are rows, slices are columns`), head, htmlElement("tbody", {}, ...rows)));
 }
 
 /** A cell whose colour shows a fraction from -1 to 1, and which selects a node. @param {string} text @param {string} label @param {number} fraction @param {string|null} name @param {number} weight @param {(name: string) => void} onSelect */

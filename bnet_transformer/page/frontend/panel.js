@@ -35,17 +35,20 @@ function renderBar(fraction, kind = "") {
 /** A section of the panel. @param {string} title @param {string} key @param {...(Node|string)} children */
 const renderSection = (title, key, ...children) => htmlElement("section", { "data-part": key }, htmlElement("h3", {}, title), ...children);
 
+/** The name of a table for screen readers; its section shows it as a heading. @param {string} text */
+const renderCaption = (text) => htmlElement("caption", { class: "unseen" }, text);
+
 /** A word whose direction of writing does not affect the text around it. @param {string} text */
 const isolateText = (text) => htmlElement("bdi", {}, text);
 
 /** Prior and posterior of discrete nodes. @param {Description} description */
 function renderPosteriors(description) {
   return description.posteriors.map((/** @type {any} */ posterior) => {
-    const title = htmlElement("h3", {}, posterior.has_evidence ? `P(${posterior.node} | evidence)` : `P(${posterior.node})`);
+    const name = posterior.has_evidence ? `P(${posterior.node} | evidence)` : `P(${posterior.node})`, title = htmlElement("h3", {}, name);
     const rows = posterior.states.map((/** @type {[string, number, number, number]} */ [label, prior, probability]) => htmlElement("tr", { "data-state": label },
       htmlElement("th", { scope: "row" }, isolateText(label)), htmlElement("td", { class: "bar-cell" }, ...(posterior.has_evidence ? [renderBar(prior, "prior")] : []), renderBar(probability)),
       htmlElement("td", { class: "number", "data-weight": probability }, probability.toFixed(3))));
-    const table = htmlElement("table", { class: "bars" }, htmlElement("tbody", {}, ...rows));
+    const table = htmlElement("table", { class: "bars" }, renderCaption(name), htmlElement("tbody", {}, ...rows));
     const legend = posterior.has_evidence ? [htmlElement("p", { class: "small" }, "pale: prior")] : [];
     const more = posterior.num_omitted ? [htmlElement("p", { class: "small" }, `${posterior.num_omitted.toLocaleString("en")} less probable states are omitted`)] : [];
     return htmlElement("section", { "data-posterior": posterior.node }, title, table, ...legend, ...more);
@@ -68,7 +71,7 @@ function renderInclusion(description) {
       return cell;
     })));
   const note = inclusion.note ? [htmlElement("p", { class: "small" }, inclusion.note)] : [];
-  return [renderSection(inclusion.title, "inclusion", htmlElement("table", { class: "cells" }, htmlElement("tbody", {}, ...rows)), ...note)];
+  return [renderSection(inclusion.title, "inclusion", htmlElement("div", { class: "wide" }, htmlElement("table", { class: "cells" }, renderCaption(inclusion.title), htmlElement("tbody", {}, ...rows))), ...note)];
 }
 
 /** The largest parts of a readout, with signed bars; a click selects the node of a writer. @param {any} readout @param {(name: string) => void} onSelect */
@@ -79,14 +82,14 @@ function renderContributions(readout, onSelect) {
     htmlElement("th", { scope: "row" }, htmlElement("button", { type: "button", class: "name", "data-name": entry.node, title: `${entry.writer}, ${entry.kind}: show ${entry.node}`, onclick: () => onSelect(entry.node) }, entry.writer)),
     htmlElement("td", { class: "bar-cell signed" }, renderBar(Math.abs(entry.part) / greatest, entry.part < 0 ? "negative" : "positive")),
     htmlElement("td", { class: "number" }, signed(entry.part)), ...(readout.has_effects ? [htmlElement("td", { class: "number", "data-effect": entry.effect ?? "" }, signed(entry.effect))] : []));
-  const head = htmlElement("thead", {}, htmlElement("tr", {}, ...["writer", "", "part", ...(readout.has_effects ? ["effect"] : [])].map((text) => htmlElement("th", { scope: "col" }, text))));
+  const head = htmlElement("thead", {}, htmlElement("tr", {}, ...["writer", "", "part", ...(readout.has_effects ? ["effect"] : [])].map((text) => (text ? htmlElement("th", { scope: "col" }, text) : htmlElement("td", {})))));
   const body = htmlElement("tbody", {}, ...readout.parts.slice(0, 12).map(renderRow)), remaining = readout.parts.slice(12);
   const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, `show ${remaining.length} more`)] : [];
   const norms = readout.norms.length ? `The scales of norms are held fixed: ${readout.norms.slice(0, 4).join(", ")}${readout.norms.length > 4 ? ` and ${readout.norms.length - 4} more` : ""}.` : "No norms are on the paths.";
   const effects = readout.has_effects ? " Effect: the readout minus that of a run in which the writer is zero." : "";
   const omitted = readout.num_omitted ? [htmlElement("p", { class: "small" }, `${readout.num_omitted.toLocaleString("en")} smaller parts sum to ${signed(readout.omitted)}.`)] : [];
   return htmlElement("section", { "data-part": "contributions", "data-total": readout.value }, htmlElement("h3", {}, "Contributions to ", isolateText(readout.of)),
-    htmlElement("p", { class: "small" }, `The parts sum to ${signed(readout.value)}. ${norms}${effects}`), htmlElement("table", { class: "bars" }, head, body), ...more, ...omitted);
+    htmlElement("p", { class: "small" }, `The parts sum to ${signed(readout.value)}. ${norms}${effects}`), htmlElement("table", { class: "bars" }, renderCaption(`contributions to ${readout.of}`), head, body), ...more, ...omitted);
 }
 
 /** A switch for each head of a plate, if a host can set heads to zero. @param {Description} description @param {any} host */
@@ -99,7 +102,7 @@ function renderHeadSwitches(description, host) {
     const toggle = () => (isOff ? host.undo([`${prefix}*`]) : host.do([[`${prefix}*`, { set: "zero" }]]));
     return htmlElement("td", {}, htmlElement("button", { type: "button", class: "switch", "data-switch": `${group.name}_${head}`, "aria-pressed": !isOff, "aria-label": label, title: `${label} is ${isOff ? "off" : "on"}`, onclick: toggle }, String(head)));
   })));
-  return [renderSection("Active heads", "switches", htmlElement("table", { class: "cells" }, htmlElement("tbody", {}, ...rows)))];
+  return [renderSection("Active heads", "switches", htmlElement("div", { class: "wide" }, htmlElement("table", { class: "cells" }, renderCaption("active heads: slices are rows, heads are columns"), htmlElement("tbody", {}, ...rows))))];
 }
 
 /** The interventions and the evidence. @param {Description} description @param {any} host */
@@ -118,27 +121,31 @@ function renderList(items, renderItem) {
   return [list, button];
 }
 
-/** The panel of the sentence, if no node is selected. @param {Description} description @param {any} host @returns {HTMLElement[]} */
-export function renderOverview(description, host) {
+/** The panel of the sentence, if no node is selected. @param {Description} description @param {any} host @param {boolean} showSpecial @returns {HTMLElement[]} */
+export function renderOverview(description, host, showSpecial) {
   const [nodes, arrows] = description.counts.map((/** @type {number} */ count) => count.toLocaleString("en"));
   const words = description.stacks.reduce((/** @type {number} */ sum, /** @type {any} */ stack) => sum + stack.words.length, 0);
   const heads = description.heads ? ` The page contains only head${description.heads.length > 1 ? "s" : ""} ${description.heads.join(", ")}.` : "";
   const resolution = description.attention.length ? `P(j | i) is stored in steps of 1/${description.quantization_steps}, so its error is at most 1/${2 * description.quantization_steps}.${heads}` : "This net has no attention P(j | i) between words.";
-  const notes = description.notes.map((/** @type {string} */ note) => htmlElement("p", { class: "note" }, note));
+  const notes = renderNotes(description, showSpecial);
   return [
-    htmlElement("h2", {}, isolateText(description.title.length > 100 ? `${description.title.slice(0, 99)}…` : description.title)),
+    htmlElement("h2", { class: "screen" }, isolateText(description.title.length > 100 ? `${description.title.slice(0, 99)}…` : description.title)),
     htmlElement("p", { class: "small" }, `${words ? `${words} words, ` : ""}${nodes} nodes and ${arrows} arrows; the net ${description.net}.`),
     ...renderPosteriors(description), ...renderInclusion(description), ...renderHeadSwitches(description, host), ...renderEvidence(description, host), ...notes,
     renderSection("Help", "help",
       renderLegend(description),
-      htmlElement("p", { class: "small" }, ...(words ? ["Point at a word to show the words that it attends to (solid) and the words that attend to it (dashed). Click a node for details. ", resolution] : ["Click a node for details."])),
-      htmlElement("dl", { class: "keys" }, ...[["arrows", "move"], ["Enter", "select"], ["f", "fold or unfold the slice"], ["h", "fold or unfold heads"], ["/", "search"], ["+ − 0", "zoom, fit"], ["Esc", "deselect"]]
+      htmlElement("p", { class: "small screen" }, words ? "Point at a word to show the words that it attends to (solid) and the words that attend to it (dashed). Click a node for details." : "Click a node for details."),
+      ...(words ? [htmlElement("p", { class: "small" }, resolution)] : []),
+      htmlElement("dl", { class: "keys screen" }, ...[["arrows", "move"], ["Enter", "select"], ["f", "fold or unfold the slice"], ["h", "fold or unfold heads"], ["/", "search"], ["+ − 0", "zoom, fit"], ["Esc", "deselect"]]
         .flatMap(([key, action]) => [htmlElement("dt", {}, htmlElement("kbd", {}, key)), htmlElement("dd", {}, action)]))),
   ];
 }
 
+/** The notes on what the page does not show. @param {Description} description @param {boolean} showSpecial */
+export const renderNotes = (description, showSpecial) => [...description.notes, ...(showSpecial || !description.special ? [] : [description.special.note])].map((/** @type {string} */ note) => htmlElement("p", { class: "note" }, note));
+
 /** The legend of the graph. @param {Description} description */
-function renderLegend(description) {
+export function renderLegend(description) {
   const kinds = new Set(description.groups.map((/** @type {any} */ group) => group.kind));
   const hues = new Set(description.edges.map((/** @type {any} */ edge) => edge[4]));
   const entries = [["double", "deterministic", kinds.has("deterministic")], ["", "stochastic", kinds.has("stochastic")],
@@ -189,7 +196,7 @@ function renderAttentionTable(table) {
     htmlElement("th", { scope: "row" }, htmlElement("span", { class: "word-index" }, String(entry.index)), isolateText(entry.word)), htmlElement("td", { class: "bar-cell" }, renderBar(entry.weight)), htmlElement("td", { class: "number" }, entry.weight.toFixed(2)));
   const body = htmlElement("tbody", {}, ...table.rows.slice(0, 12).map(renderRow)), remaining = table.rows.slice(12);
   const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, `show all ${table.rows.length} words`)] : [];
-  return renderSection(table.title, table.key, htmlElement("p", { class: "small" }, table.note), htmlElement("table", { class: "bars" }, body), ...more);
+  return renderSection(table.title, table.key, htmlElement("p", { class: "small" }, table.note), htmlElement("table", { class: "bars" }, renderCaption(`${table.title}: ${table.note}`), body), ...more);
 }
 
 /** Lists of ancestors, descendants and blanket with their counts, and buttons that highlight them. @param {NodeFacts} facts */

@@ -144,8 +144,10 @@ class LivePage {
     this.tables = { lens: null, patch: null };
     document.title = `${data.description.title.slice(0, 80)} — ${state.model}`;
     this.model.value = state.model;
+    const active = document.activeElement;
     this.undoButton.disabled = this.position === 0;
     this.redoButton.disabled = this.position >= this.lastPosition;
+    if (active instanceof HTMLButtonElement && active.disabled) [this.undoButton, this.redoButton].find((button) => !button.disabled)?.focus();
     this.saveButton.disabled = false;
     if (isSame && this.view) this.view.update(data);
     else {
@@ -157,6 +159,7 @@ class LivePage {
     }
     if (isLink || !isSame) this.view.setState({ selected: state.selected || null, ...state.view });
     else if (state.selected && state.selected !== this.selection) this.view.select(state.selected);
+    this.view.announce(`shown: ${data.description.title.slice(0, 80)}, ${Object.keys(data.description.interventions).length} set by do, ${Object.keys(data.description.evidence).length} observed`);
   }
 
   /** What the explorer calls. */
@@ -179,9 +182,10 @@ class LivePage {
     };
   }
 
-  /** Show a new state; an error is reported, and one that a newer request caused is ignored. @param {LiveState} next */
+  /** Show a new state; an error is reported, and one that a newer request caused is ignored. @param {LiveState} next @returns {Promise<boolean>} whether it is shown */
   async #changeQuietly(next) {
-    try { await this.change(next); } catch (error) { this.#report(error); }
+    try { await this.change(next); } catch (error) { this.#report(error); return false; }
+    return true;
   }
 
   /** The sections of the panel. @param {any} description @param {string[]} names @returns {HTMLElement[]} */
@@ -202,7 +206,9 @@ class LivePage {
       if (error instanceof Superseded) return;
       this.tables[kind] = error;
     }
-    if (!this.state.selected) this.view?.refreshPanel();
+    if (this.state.selected) return;
+    this.view?.refreshPanel();
+    this.view?.announce(this.tables[kind] instanceof Error ? this.tables[kind].message : `the table of the ${kind} is shown`);
   }
 
   /** Save the page as an HTML file that requires no server. */

@@ -7,7 +7,7 @@ import { getSections } from "./layout.js";
  * @typedef {import("./controls.js").Settings} Settings
  * @typedef {import("./ground_graph.js").GroundGraph} GroundGraph
  * @typedef {{selected: string|null, unfolded: (number|string)[], head: number|string, states: Record<string, number>|null, min_weight: number, top: number,
- *   all_words: boolean, unfold_heads: boolean, show_weights: boolean, highlight: string}} View  `selected` is a node, or several nodes that differ along a plate: `a_0_*_2`
+ *   all_words: boolean, unfold_heads: boolean, show_weights: boolean, show_special: boolean, highlight: string}} View  `selected` is a node, or several nodes that differ along a plate: `a_0_*_2`
  * @typedef {Partial<View>} ViewState  the fields of a view that differ from those of the initial view
  * @typedef {{graph: GroundGraph, settings: Settings, openSections: Set<string>, selected: number[], highlight: string, attentions: import("./attention.js").PageAttention[], numPlates: number,
  *   description: import("./ground_graph.js").Description}} ViewSource  the part of the explorer that is used
@@ -15,7 +15,7 @@ import { getSections } from "./layout.js";
 
 export const RELATIONS = ["parents", "children", "ancestors", "descendants", "blanket"];
 /** The setting of each field that is not converted. The theme is a choice of the reader, and zoom and position depend on the window. */
-const SETTINGS = /** @type {const} */ ({ states: "states", min_weight: "minWeight", top: "top", all_words: "allWords", unfold_heads: "unfoldHeads", show_weights: "showWeights" });
+const SETTINGS = /** @type {const} */ ({ states: "states", min_weight: "minWeight", top: "top", all_words: "allWords", unfold_heads: "unfoldHeads", show_weights: "showWeights", show_special: "showSpecial" });
 
 /** @param {unknown} value */
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
@@ -77,7 +77,7 @@ function makeChecks({ graph, attentions, numPlates, description }) {
     head: (value) => value === "mean" || value === "all" || heads.includes(value),
     states: (value) => value === null || (isObject(value) && Object.entries(value).every(isState)),
     min_weight: (value) => typeof value === "number" && value >= 0 && value <= 1, top: (value) => Number.isInteger(value) && value >= 0,
-    all_words: isBoolean, unfold_heads: isBoolean, show_weights: isBoolean, highlight: (value) => value === "" || RELATIONS.includes(value),
+    all_words: isBoolean, unfold_heads: isBoolean, show_weights: isBoolean, show_special: isBoolean, highlight: (value) => value === "" || RELATIONS.includes(value),
   };
 }
 

@@ -5,8 +5,12 @@ import { htmlElement, svgElement } from "./elements.js";
 import { textWidth } from "./layout.js";
 
 const MAX_STRIP_WIDTH = 92; // width of the strip of slices
-const MIN_SCALE = 0.2; // the minimum scale of `fit`, for a short sentence
-const MIN_READABLE_SCALE = 0.62; // the same for a long sentence, whose nodes are dots
+const MIN_SCALE = 0.2;
+const READABLE_SCALES = { boxes: 0.5, dots: 0.62 }; // the minimum scale of `fit` for nodes with labels in a narrow window, and for dots
+const NARROW_WIDTH = 560;
+const FIT_SCALES = [1.3, 2.6]; // the maximum scale of `fit`, in a small view and in a large one
+const FIT_HEIGHT = 620; // of a view with the maximum scale 1
+const TARGET_HEIGHT = 24; // of the buttons of slices
 
 /**
  * @typedef {import("./layout.js").Layout} Layout
@@ -23,13 +27,22 @@ export class Viewport {
     this.grid = svgElement("svg", { class: "stage", role: "grid", "aria-label": "nodes: words are columns, slices are rows" });
     this.words = svgElement("svg", { class: "strip-words", role: "presentation" });
     this.slices = svgElement("svg", { class: "strip-slices", role: "group", "aria-label": "slices" });
-    this.main = htmlElement("div", { class: "main" }, this.grid);
-    this.top = htmlElement("div", { class: "top" }, this.words);
-    this.left = htmlElement("div", { class: "left" }, this.slices);
+    // The transforms are those of the parents: if the transform of an SVG changes, Chromium computes its layout again.
+    this.panes = [this.grid, this.words, this.slices].map((svg) => htmlElement("div", { class: "pane" }, svg));
+    this.main = htmlElement("div", { class: "main" }, this.panes[0]);
+    this.top = htmlElement("div", { class: "top" }, this.panes[1]);
+    this.left = htmlElement("div", { class: "left" }, this.panes[2]);
     this.view = htmlElement("div", { class: "view" }, this.main, this.top, this.left, htmlElement("div", { class: "corner" }));
     /** @type {Layout|null} */
     this.layout = null;
-    this.headerHeight = this.stripWidth = 0;
+    /** @type {GroundGraph|null} */
+    this.graph = null;
+    this.isComplete = true; // whether the last fit shows the full layout
+    this.isForced = false; // whether it was asked to, at any scale
+    this.isTouch = false; // whether the last pointer was a finger
+    this.headerHeight = 0;
+    this.stripWidth = 0;
+    this.unit = 1; // the size of a pixel of text: larger in large windows
     this.strips = ""; // what the strips show
     this.size = { width: 0, height: 0 }; // of the view with its strips; reading it from the page computes the page's layout
     this.#addListeners(isPage);
@@ -37,37 +50,80 @@ export class Viewport {
 
   /** @param {boolean} isPage */
   #addListeners(isPage) {
-    /** @type {{x: number, y: number}|null} */
-    let pointer = null;
+    /** @type {Map<number, {x: number, y: number}>} the pointers that are down: two of them zoom */
+    const pointers = new Map();
+    let scrollTimer = 0;
     this.isDragged = false;
-    this.view.addEventListener("pointerdown", (event) => { if (event.button === 0) { pointer = { x: event.clientX, y: event.clientY }; this.isDragged = false; } });
-    this.view.addEventListener("pointermove", (event) => {
-      if (!pointer || !(event.buttons & 1)) { pointer = null; return; }
-      if (!this.isDragged && Math.hypot(event.clientX - pointer.x, event.clientY - pointer.y) < 4) return;
-      if (!this.isDragged) { this.isDragged = true; this.view.setPointerCapture(event.pointerId); this.view.classList.add("moving"); }
-      this.pan(event.clientX - pointer.x, event.clientY - pointer.y);
-      pointer = { x: event.clientX, y: event.clientY };
+    this.view.addEventListener("pointerdown", (event) => {
+      if (event.button !== 0) return;
+      if (!pointers.size) this.isDragged = false;
+      pointers.set(event.pointerId, { x: event.clientX, y: event.clientY });
+      this.isTouch = event.pointerType === "touch";
     });
-    for (const name of ["pointerup", "pointercancel"]) this.view.addEventListener(name, () => { pointer = null; this.view.classList.remove("moving"); });
+    this.view.addEventListener("pointermove", (event) => {
+      const last = pointers.get(event.pointerId), next = { x: event.clientX, y: event.clientY };
+      if (!last || !(event.buttons & 1)) { pointers.delete(event.pointerId); return; }
+      if (!this.isDragged && Math.hypot(next.x - last.x, next.y - last.y) < 4) return;
+      if (!this.isDragged) { this.isDragged = true; this.view.setPointerCapture(event.pointerId); this.view.classList.add("moving", "dragged"); }
+      pointers.set(event.pointerId, next);
+      const [other] = [...pointers].filter(([id]) => id !== event.pointerId).map(([, point]) => point);
+      if (other) this.#pinch(last, next, other);
+      else {
+        const { y } = this;
+        this.pan(next.x - last.x, next.y - last.y);
+        if (this.isTouch) this.#scrollPage(y + next.y - last.y - this.y);
+      }
+    });
+    for (const name of ["pointerup", "pointercancel"]) this.view.addEventListener(name, (event) => {
+      pointers.delete(/** @type {PointerEvent} */ (event).pointerId);
+      if (!pointers.size) this.view.classList.remove("moving", "dragged");
+    });
     this.view.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.metaKey && !isPage && !event.shiftKey) return;
-      event.preventDefault();
       if (event.ctrlKey || event.metaKey) {
+        event.preventDefault();
         const { left, top } = this.main.getBoundingClientRect();
         this.zoom(Math.exp(-event.deltaY * 0.0022), event.clientX - left, event.clientY - top);
-      } else this.pan(event.shiftKey && !event.deltaX ? -event.deltaY : -event.deltaX, event.shiftKey ? 0 : -event.deltaY);
+        return;
+      }
+      const { x, y } = this, isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
+      clearTimeout(scrollTimer);
+      this.view.classList.add("moving");
+      scrollTimer = setTimeout(() => { if (!pointers.size) this.view.classList.remove("moving"); }, 160);
+      this.pan(event.shiftKey && !event.deltaX ? -event.deltaY : -event.deltaX, event.shiftKey ? 0 : -event.deltaY);
+      if (isSideways || this.x !== x || this.y !== y) event.preventDefault(); // at an edge of the graph, the wheel scrolls the page
     }, { passive: false });
+  }
+
+  /** Zoom and move while one of two fingers moves. @param {{x: number, y: number}} last @param {{x: number, y: number}} next @param {{x: number, y: number}} other */
+  #pinch(last, next, other) {
+    const { left, top } = this.main.getBoundingClientRect(), distance = (/** @type {{x: number, y: number}} */ point) => Math.max(1, Math.hypot(point.x - other.x, point.y - other.y));
+    this.zoom(distance(next) / distance(last), (next.x + other.x) / 2 - left, (next.y + other.y) / 2 - top);
+    this.pan((next.x - last.x) / 2, (next.y - last.y) / 2);
+  }
+
+  /** A finger that cannot move the graph any further moves the page. @param {number} dy */
+  #scrollPage(dy) {
+    if (Math.abs(dy) < 0.5) return;
+    let element = this.view.parentElement;
+    while (element && !(element.scrollHeight > element.clientHeight && /auto|scroll/.test(getComputedStyle(element).overflowY))) element = element.parentElement;
+    (element ?? document.scrollingElement)?.scrollBy(0, -dy);
+  }
+
+  /** The point of the layout at a pointer. @param {MouseEvent} event */
+  toLayout(event) {
+    const { left, top } = this.main.getBoundingClientRect();
+    return { x: (event.clientX - left - this.x) / this.scale, y: (event.clientY - top - this.y) / this.scale };
   }
 
   /** Show a new layout: rebuild the strips, and fit it if its size changed. @param {Layout} layout @param {GroundGraph} graph */
   setLayout(layout, graph) {
     const isResized = this.layout?.width !== layout.width || this.layout?.height !== layout.height;
-    const stripWidth = Math.min(MAX_STRIP_WIDTH, 26 + Math.max(30, ...layout.sections.map((section) => textWidth(`▸ ${section.label}`, 11))));
     this.layout = layout;
-    this.headerHeight = layout.headerHeight;
-    this.stripWidth = stripWidth;
-    this.view.style.setProperty("--head", `${layout.headerHeight}px`);
-    this.view.style.setProperty("--left", `${stripWidth}px`);
+    this.graph = graph;
+    if (!this.size.width) { this.#measure(); this.#sizeStrips(); this.#measure(); } // in a narrow window, the height of the view follows from the layout
+    this.#sizeStrips();
+    const { stripWidth } = this;
     this.grid.setAttribute("width", String(layout.width));
     this.grid.setAttribute("height", String(layout.height));
     const strips = JSON.stringify([layout.words, layout.states.map(({ y, group }) => [y, graph.groups[group].name]), layout.sections, stripWidth, layout.isSlanted]);
@@ -77,48 +133,68 @@ export class Viewport {
     this.strips = strips;
   }
 
+  /** Set the sizes of the strips, and the height of the full graph in a narrow window. */
+  #sizeStrips() {
+    const layout = /** @type {Layout} */ (this.layout);
+    this.headerHeight = layout.headerHeight * this.unit;
+    this.stripWidth = this.unit * Math.min(MAX_STRIP_WIDTH, 26 + Math.max(30, ...layout.sections.map((section) => textWidth(`▸ ${section.label}`, 11))));
+    const scale = Math.min(FIT_SCALES[0], Math.max(this.readableScale, (this.size.width - this.stripWidth) / layout.width));
+    this.view.style.setProperty("--head", `${this.headerHeight}px`);
+    this.view.style.setProperty("--left", `${this.stripWidth}px`);
+    this.view.style.setProperty("--content", `${Math.round(this.headerHeight + scale * layout.height)}px`);
+  }
+
   /** Render the words and the slices. @param {Layout} layout @param {GroundGraph} graph */
   #renderStrips(layout, graph) {
-    const { stripWidth } = this;
+    const { stripWidth, unit } = this;
+    this.words.classList.toggle("slanted", layout.isSlanted);
     this.words.replaceChildren(svgElement("g", {}, ...layout.words.map((word) => {
-      const text = svgElement("text", { class: "word", "data-word": word.word, "data-stack": word.stack, "font-size": layout.isSlanted ? 10.5 : 12.5, "text-anchor": layout.isSlanted ? "start" : "middle" });
+      const text = svgElement("text", { class: "word", "data-word": word.word, "data-stack": word.stack, "text-anchor": layout.isSlanted ? "start" : "middle" });
       text.textContent = word.text;
       text.append(svgElement("title"));
       /** @type {Element} */ (text.lastChild).textContent = `${word.word} ${word.fullText}`;
       return text;
     })));
     const states = layout.states.map(({ group }) => {
-      const { label, slice, stack } = graph.groups[group], size = 11;
-      const text = svgElement("text", { class: "state-name", x: stripWidth - 12, "font-size": size, "text-anchor": "end" });
-      text.append(...(stack ? [svgElement("tspan", { class: "stack" }, `${stack} `)] : []), svgElement("tspan", { class: "math" }, label[0]), ...(slice === null ? [] : [svgElement("tspan", { dy: -4, "font-size": 8 }, String(slice))]));
+      const { label, slice, stack } = graph.groups[group];
+      const text = svgElement("text", { class: "state-name", x: stripWidth - 12 * unit, "text-anchor": "end" });
+      text.append(...(stack ? [svgElement("tspan", { class: "stack" }, `${stack} `)] : []), svgElement("tspan", { class: "math" }, label[0]), ...(slice === null ? [] : [svgElement("tspan", { dy: -4 * unit, "font-size": "0.73em" }, String(slice))]));
       return text;
     });
     const sections = layout.sections.map((section) => {
-      const text = svgElement("text", { x: 12, y: 4, "font-size": 11 });
+      const text = svgElement("text", { x: 12 * unit, y: 4 * unit });
       text.textContent = `${section.isOpen ? "▾" : "▸"} ${section.label}`;
       return svgElement("g", { class: "section", role: "button", tabindex: 0, "data-slice-section": section.key, "aria-expanded": String(section.isOpen), "aria-label": `${section.isOpen ? "fold" : "unfold"} ${section.label}` },
-        svgElement("rect", { x: 4, y: -10, width: stripWidth - 12, height: 20, rx: 4, class: "target" }), text);
+        svgElement("rect", { x: 4, y: (-TARGET_HEIGHT / 2) * unit, width: stripWidth - 12, height: TARGET_HEIGHT * unit, rx: 4, class: "target" }), text);
     });
     this.slices.replaceChildren(svgElement("g", {}, ...states), svgElement("g", {}, ...sections));
   }
 
   /** Move the labels of the strips: their font size does not scale. */
   updateStrips() {
-    const { layout, scale } = this;
+    const { layout, scale, unit, headerHeight } = this;
     if (!layout) return;
+    // Words that would overlap are smaller, if that is enough; otherwise, some are hidden.
+    const spaces = layout.words.slice(1).map(({ x, text }, k) => (2 * scale * (x - layout.words[k].x)) / (unit * (textWidth(text, 12.5) + textWidth(layout.words[k].text, 12.5) + 8)));
+    const shrink = layout.isSlanted ? 1 : Math.max(0.74, Math.min(1, ...spaces));
+    this.words.style.fontSize = shrink < 1 ? `calc(${Math.round(125 * shrink) / 10} * var(--u))` : "";
     let free = -1e9; // the right end of the last visible word: a word that would overlap it is hidden
     [.../** @type {Element} */ (this.words.firstChild).children].forEach((text, k) => {
-      const { x: centre, text: label } = layout.words[k], x = centre * scale, half = layout.isSlanted ? 6.5 : textWidth(label, 12.5) / 2;
+      const { x: centre, text: label } = layout.words[k], x = centre * scale, half = unit * (layout.isSlanted ? 6.5 : (shrink * textWidth(label, 12.5)) / 2);
       const isVisible = x - half >= free;
       if (isVisible) free = x + half;
       text.setAttribute("visibility", isVisible ? "visible" : "hidden");
-      text.setAttribute("transform", layout.isSlanted ? `translate(${x + 3} ${layout.headerHeight - 7}) rotate(-46)` : `translate(${x} ${layout.headerHeight - 12})`);
+      text.setAttribute("transform", layout.isSlanted ? `translate(${x + 3 * unit} ${headerHeight - 7 * unit}) rotate(-46)` : `translate(${x} ${headerHeight - 12 * unit})`);
     });
     const [states, sections] = this.slices.children;
-    [...states.children].forEach((text, k) => text.setAttribute("transform", `translate(0 ${layout.states[k].y * scale + 4})`));
-    [...sections.children].forEach((group, k) => group.setAttribute("transform", `translate(0 ${layout.sections[k].y * scale})`));
+    [...states.children].forEach((text, k) => text.setAttribute("transform", `translate(0 ${layout.states[k].y * scale + 4 * unit})`));
+    let top = -1e9; // the buttons of slices do not overlap
+    [...sections.children].forEach((group, k) => {
+      top = Math.max(layout.sections[k].y * scale, top + TARGET_HEIGHT * unit);
+      group.setAttribute("transform", `translate(0 ${top})`);
+    });
     this.words.setAttribute("width", String(layout.width * scale + 120));
-    this.words.setAttribute("height", String(layout.headerHeight));
+    this.words.setAttribute("height", String(headerHeight));
     this.slices.setAttribute("width", String(this.stripWidth));
     this.slices.setAttribute("height", String(layout.height * scale + 60));
   }
@@ -129,8 +205,20 @@ export class Viewport {
     return { width: Math.max(0, this.size.width - this.stripWidth), height: Math.max(0, this.size.height - this.headerHeight) };
   }
 
-  /** Read the size of the view from the page. */
-  #measure() { this.size = { width: this.view.clientWidth, height: this.view.clientHeight }; }
+  /** Read the size of the view, and that of its text, from the page. */
+  #measure() {
+    this.size = { width: this.view.clientWidth, height: this.view.clientHeight };
+    this.unit = parseFloat(getComputedStyle(this.view).getPropertyValue("--u")) || 1;
+  }
+
+  /** The minimum scale of `fit`: a small net is shown as a whole, except in a narrow window. */
+  get readableScale() { return this.layout?.isSlanted ? READABLE_SCALES.dots : this.size.width <= NARROW_WIDTH ? READABLE_SCALES.boxes : MIN_SCALE; }
+
+  /** The scale at which the full layout is in view. */
+  get fullScale() {
+    const { width, height } = this.viewSize, { layout } = this;
+    return layout ? Math.min(width / layout.width, height / layout.height, Math.min(Math.max(height / FIT_HEIGHT, FIT_SCALES[0]), FIT_SCALES[1])) : 1;
+  }
 
   /** Clamp the offset and move the layers to it. */
   applyTransform() {
@@ -141,9 +229,10 @@ export class Viewport {
       size <= available ? Math.min(Math.max(offset, 0), available - size) : Math.min(Math.max(offset, available - size - 40), 40));
     this.x = clamp(this.x, layout.width * this.scale, width);
     this.y = clamp(this.y, layout.height * this.scale, height);
-    this.grid.style.transform = `translate(${this.x}px,${this.y}px) scale(${this.scale})`;
-    this.words.style.transform = `translate(${this.x}px,0)`;
-    this.slices.style.transform = `translate(0,${this.y}px)`;
+    const [grid, words, slices] = this.panes;
+    grid.style.transform = `translate(${this.x}px,${this.y}px) scale(${this.scale})`;
+    words.style.transform = `translate(${this.x}px,0)`;
+    slices.style.transform = `translate(0,${this.y}px)`;
   }
 
   /** Move the content. @param {number} dx @param {number} dy */
@@ -157,7 +246,7 @@ export class Viewport {
 
   /** Scale the content about a point. @param {number} factor @param {number} [x] @param {number} [y]  the point that does not move */
   zoom(factor, x = this.viewSize.width / 2, y = this.viewSize.height / 2) {
-    const scale = Math.min(Math.max(this.scale * factor, 0.2), 4), ratio = scale / this.scale;
+    const scale = Math.min(Math.max(this.scale * factor, Math.min(MIN_SCALE, this.fullScale)), 4), ratio = scale / this.scale;
     this.x = x - (x - this.x) * ratio;
     this.y = y - (y - this.y) * ratio;
     this.scale = scale;
@@ -166,12 +255,14 @@ export class Viewport {
     this.updateStrips();
   }
 
-  /** Show the full layout, or as much of it as is readable at once. */
-  fit() {
+  /** Show the full layout, or as much of it as is readable at once. @param {boolean} [isForced]  show all of it, also if it is not readable */
+  fit(isForced = false) {
     if (!this.layout) return;
-    const { width, height } = this.viewSize, fullScale = Math.min(width / this.layout.width, height / this.layout.height, 1.3);
+    const { width, height } = this.viewSize, { fullScale, readableScale } = this;
     this.isFitted = true;
-    this.scale = fullScale >= (this.layout.isSlanted ? MIN_READABLE_SCALE : MIN_SCALE) ? fullScale : Math.min(Math.max(height / this.layout.height, MIN_READABLE_SCALE), 1);
+    this.isForced = isForced;
+    this.isComplete = isForced || fullScale >= readableScale;
+    this.scale = this.isComplete ? fullScale : Math.min(Math.max(height / this.layout.height, width / this.layout.width, readableScale), 1);
     this.x = Math.max(0, (width - this.layout.width * this.scale) / 2);
     this.y = 0;
     this.applyTransform();
@@ -180,8 +271,13 @@ export class Viewport {
 
   /** After a change of the view's size: fit again, unless the user panned or zoomed. */
   resize() {
+    const { unit } = this;
     this.#measure();
-    if (this.isFitted) this.fit(); else this.applyTransform();
+    if (!this.layout || !this.graph) return;
+    this.#sizeStrips();
+    if (this.unit !== unit) this.#renderStrips(this.layout, this.graph);
+    if (this.unit !== unit && !this.isFitted) this.updateStrips();
+    if (this.isFitted) this.fit(this.isForced); else this.applyTransform();
   }
 
   /** Pan until a point is in view. @param {number} x @param {number} y */
