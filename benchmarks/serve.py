@@ -16,6 +16,7 @@ from benchmarks.page import CHROMIUM, chromium
 MODEL, WORDS, SLICES = "minilm", 128, 6
 SENTENCE = " ".join(("the cat sat on the mat because it was tired and then " * 11).split()[: WORDS - 2])
 NUM_REQUESTS = 200
+PAUSE = 300  # milliseconds between the click that selects a node and the click on do: the selection is drawn
 CLICK = """async () => {
   const frame = () => new Promise(requestAnimationFrame), live = document.querySelector('.live');
   performance.clearResourceTimings();
@@ -106,6 +107,7 @@ def _fill(page: Any, sentence: str) -> None:
 def _click(page: Any, k: int) -> tuple[float, float, float]:
     """Set a hidden state to zero, and undo it; return milliseconds until it is drawn, and of its request."""
     page.locator(f'[data-node="x_{k % SLICES}_{10 + k % 97}"]').dispatch_event("click")
+    page.wait_for_timeout(PAUSE)
     result: tuple[float, float, float] = tuple(page.evaluate(CLICK))
     with page.expect_response(lambda response: response.url.endswith("/api/page")):
         page.locator('[data-command="back"]').click()

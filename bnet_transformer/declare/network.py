@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -135,6 +136,11 @@ class Network:
             with torch.inference_mode(False):
                 cloned = {name: value.clone() for name, value in self.parameters.items()}
             object.__setattr__(self, "parameters", cloned)
+
+    @cached_property
+    def derived(self) -> dict[object, Any]:
+        """What other packages derived from the declaration, and need again for each sentence."""
+        return {}
 
     @cached_property
     def learnable(self) -> frozenset[str]:

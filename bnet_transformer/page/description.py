@@ -10,6 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from bnet_transformer.figures.picture import DASH_PATTERNS
 from bnet_transformer.figures.row_order import assign_rows, minimize_crossings
 from bnet_transformer.figures.special_tokens import describe_special_words, exclude_words
 from bnet_transformer.figures.style import ARROW_OPACITY, ARROW_WIDTH, ROLE_DASHES, arrow_colour
-from bnet_transformer.graph import EdgeTemplate, GroundGraph, NodeGroup
+from bnet_transformer.graph import GroundGraph, NodeGroup
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import joint_posterior
 from bnet_transformer.inference.selection import find_state_group
@@ -135,7 +136,7 @@ def describe_sentence(
             "dashes": {role: DASH_PATTERNS[dash] for role, dash in ROLE_DASHES.items()},
         },
         "counts": [len(ground), ground.count_arrows()],
-        "declared_arrows": GroundGraph(network.graph, state.encoded.word_counts).count_arrows(),
+        "declared_arrows": _count_declared_arrows(state),
         "plate_sizes": dict(network.graph.plate_sizes),
         "groups": [_describe_group(model, spec, *rows[k], equation_of[k]) for k, spec in enumerate(network.specs)],
         "group_order": _order_groups(network, rows),
@@ -203,6 +204,15 @@ def _count_attention_entries(model: GroundModel, spec: NodeSpec, num_heads: int 
 # structure
 
 
+def _count_declared_arrows(state: SentenceState) -> int:
+    """The number of arrows before interventions."""
+    counts, known = state.encoded.word_counts, state.network.derived
+    key = ("arrows before interventions", *counts.items())
+    if key not in known:
+        known[key] = GroundGraph(state.network.graph, counts).count_arrows()
+    return int(known[key])
+
+
 def _order_groups(network: Network, rows: Mapping[int, tuple[int, int]]) -> list[int]:
     """Return the order of groups within rows; in a net without words, an order with few crossings of arrows."""
     names = [group.name for group in network.graph.groups]
@@ -224,7 +234,8 @@ def _describe_edges(model: GroundModel, tables: BitTables) -> list[list[Any]]:
     graph, ground, edges = model.network.graph, model.ground, []
     for edge in graph.edges:
         parent, child = graph.groups[edge.parent], graph.groups[edge.child]
-        plates, words = _match_plates(ground, edge), ground.word_adjacency(edge)
+        sizes = tuple((plate, graph.plate_sizes[plate]) for plate in sorted({*child.plates, *parent.plates}))
+        plates, words = _match_plates(child.plates, parent.plates, sizes), ground.word_adjacency(edge)
         changed = [*ground.get_cut_nodes(child.index), *ground.get_partly_cut_nodes(child.index)]
         if (
             changed
@@ -239,11 +250,13 @@ def _describe_edges(model: GroundModel, tables: BitTables) -> list[list[Any]]:
     return edges
 
 
-def _match_plates(ground: GroundGraph, edge: EdgeTemplate) -> NDArray[np.bool_]:
+@lru_cache(maxsize=256)  # few combinations of plates, and each edge of each sentence has one
+def _match_plates(
+    child: tuple[str, ...], parent: tuple[str, ...], sizes: tuple[tuple[str, int], ...]
+) -> NDArray[np.bool_]:
     """Return which flat plate indices of a child and of its parent agree along shared plates, `[child, parent]`."""
-    child, parent = (ground.template.groups[k].plates for k in (edge.child, edge.parent))
-    sizes = [[ground.template.plate_sizes[plate] for plate in plates] for plates in (child, parent)]
-    of_child, of_parent = (np.indices(size).reshape(len(size), math.prod(size)) for size in sizes)
+    shapes = [[dict(sizes)[plate] for plate in plates] for plates in (child, parent)]
+    of_child, of_parent = (np.indices(shape).reshape(len(shape), math.prod(shape)) for shape in shapes)
     matches = np.ones((of_child.shape[1], of_parent.shape[1]), dtype=bool)
     for k, plate in enumerate(child):
         if plate in parent:
@@ -352,7 +365,9 @@ def _pack_attention(
                 "offset": len(buffer),
             }
         )
-        buffer += quantize(item.attention[..., mask]).tobytes()
+        table = item.attention
+        pairs = table.reshape(*table.shape[:-2], -1) if mask.all() else table[..., mask]
+        buffer += quantize(pairs).tobytes()
     return descriptions, buffer
 
 
@@ -362,7 +377,10 @@ def quantize(probabilities: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
     >>> quantize(np.array([0.0, 0.5, 1.0])).tolist()
     [0, 128, 255]
     """
-    return np.asarray(np.rint(np.clip(probabilities, 0.0, 1.0) * QUANTIZATION_STEPS), dtype=np.uint8)
+    scaled = probabilities * QUANTIZATION_STEPS
+    np.rint(scaled, out=scaled)
+    np.clip(scaled, 0, QUANTIZATION_STEPS, out=scaled)
+    return scaled.astype(np.uint8)
 
 
 def _find_end_groups(network: Network, spec: NodeSpec) -> tuple[int | None, int | None]:

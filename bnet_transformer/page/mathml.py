@@ -25,6 +25,14 @@ UNDERBRACE = "\u23df"
 
 def describe_equations(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
     """Return the equations with name, LaTeX, MathML and note; and the index of the equation of each node group."""
+    if "equations of the page" not in network.derived:
+        network.derived["equations of the page"] = _describe_equations(network)
+    rows, indices = network.derived["equations of the page"]
+    return rows, indices
+
+
+def _describe_equations(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
+    """Describe the equations, which do not depend on a sentence."""
     rows = [
         {
             "name": row.name,
