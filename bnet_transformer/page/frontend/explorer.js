@@ -194,8 +194,9 @@ class Explorer extends AttentionLines {
 
   /** Make a box the one that the Tab key reaches. @param {Box} box */
   #setTabStop(box) {
-    for (const element of this.viewport.grid.querySelectorAll('[tabindex="0"]')) element.setAttribute("tabindex", "-1");
-    this.elements.get(box)?.setAttribute("tabindex", "0");
+    const next = this.elements.get(box); // setting the attribute of an element with the focus would compute the layout, even if nothing changes
+    for (const element of this.viewport.grid.querySelectorAll('[tabindex="0"]')) if (element !== next) element.setAttribute("tabindex", "-1");
+    if (next?.getAttribute("tabindex") !== "0") next?.setAttribute("tabindex", "0");
   }
 
   /** Draw the attention of all words, and the arrows of unfolded slices. */
