@@ -146,9 +146,9 @@ def describe_sentence(
         "severed": sorted(ground.cut_nodes),
         "stacks": [_describe_stack(state, name, special.get(name, ())) for name in network.graph.slices],
         "special": _describe_special_words(state, special, attentions, options),
-        "interventions": {ground.name(node): _format_value(value) for node, value in model.do.items()}
+        "interventions": {ground.name(node): _format_value(state, node, value) for node, value in model.do.items()}
         | {ground.name(node): "a row of attention" for node in model.attention_rows},
-        "evidence": {ground.name(node): _format_value(value, state, node) for node, value in state.evidence.items()},
+        "evidence": {ground.name(node): _format_value(state, node, value) for node, value in state.evidence.items()},
         "heads": head_list,
         "attention": attention,
         "posteriors": _describe_posteriors(state, options),
@@ -437,13 +437,13 @@ def _describe_posterior(state: SentenceState, node: int) -> dict[str, Any]:
     }
 
 
-def _format_value(value: Tensor, state: SentenceState | None = None, node: int = -1) -> str:
+def _format_value(state: SentenceState, node: int, value: Tensor) -> str:
     """Return a value as short text: the label of a state, a number, or for a vector whether it is zero."""
     if value.dim() or value.is_floating_point():
         if not value.dim():
             return f"{float(value):.4g}"
         return "a vector" if value.any() else "zero"
-    labels = None if state is None else state.labels(node)
+    labels = state.labels(node)
     return format_token(labels[int(value)]) if labels else str(int(value))
 
 
