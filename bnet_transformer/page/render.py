@@ -27,6 +27,7 @@ MODULES = (
     "printout",
     "attention_lines",
     "view_state",
+    "input",
     "explorer",
     "live_state",
     "live_client",

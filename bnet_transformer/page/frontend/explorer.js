@@ -1,5 +1,5 @@
 // @ts-check
-/** The explorer of one sentence: its settings, its drawing, and the handlers of pointer and keyboard. */
+/** The explorer of one sentence: its settings, its drawing and its view. */
 
 import { PageAttention } from "./attention.js";
 import { AttentionLines } from "./attention_lines.js";
@@ -7,6 +7,7 @@ import { renderControls } from "./controls.js";
 import { htmlElement, keepFocus, nodeKey, renderChange, renderLineBatches, renderLines, renderNode, replaceContent, svgElement } from "./elements.js";
 import { downloadBlob, svgToPng, viewToSvg } from "./export.js";
 import { GroundGraph } from "./ground_graph.js";
+import { addListeners } from "./input.js";
 import { computeLayout, getSections } from "./layout.js";
 import { renderNodeFacts, renderOverview } from "./panel.js";
 import { Printout } from "./printout.js";
@@ -31,7 +32,7 @@ export function mount(root, data, host) {
   return { update: (/** @type {PageData} */ next) => explorer.setData(next), getState: () => explorer.getState(), setState: (/** @type {unknown} */ state) => explorer.setState(state), select: (/** @type {string} */ name) => explorer.selectName(name), refreshPanel: () => explorer.renderPanel(), announce: (/** @type {string} */ text) => { explorer.status.textContent = text; }, remove: () => explorer.remove() };
 }
 
-class Explorer extends AttentionLines {
+export class Explorer extends AttentionLines {
   /** @type {Set<number>} */ interventions = new Set();
   /** @type {Set<number>} */ evidence = new Set();
   /** @type {Map<Box, SVGElement>} */ elements = new Map();
@@ -67,7 +68,7 @@ class Explorer extends AttentionLines {
     root.replaceChildren(this.frame);
     this.setData(data);
     this.printout = new Printout(this);
-    this.#addListeners();
+    addListeners(this);
     this.resizeObserver = new ResizeObserver(() => this.viewport.resize());
     this.resizeObserver.observe(this.viewport.view);
   }
@@ -138,7 +139,7 @@ class Explorer extends AttentionLines {
     Object.assign(this.settings, changes);
     this.reportState(REPORT_DELAY);
     if ("theme" in changes) { this.root.dataset.theme = this.settings.theme; return; }
-    if ("states" in changes) this.#renderControls();
+    if ("states" in changes || "unfoldHeads" in changes) this.#renderControls();
     if ("showSpecial" in changes) this.hideWords();
     if ("showSpecial" in changes || "head" in changes || "unfoldHeads" in changes || "showWeights" in changes) this.draw();
     else { this.drawLines(); this.highlightBoxes(this.focus); if ("states" in changes) this.renderPanel(); }
@@ -397,68 +398,5 @@ class Explorer extends AttentionLines {
     const text = viewToSvg(view, this.viewport.layers(), `Bnet of “${this.description.title}”`, paper);
     const blob = kind === "svg" ? new Blob([text], { type: "image/svg+xml" }) : await svgToPng(text, view.clientWidth, view.clientHeight);
     downloadBlob(blob, `bnet.${kind}`);
-  }
-
-  #addListeners() {
-    const { view, grid, words } = this.viewport;
-    const boxFrom = (/** @type {Event} */ event) => {
-      const element = /** @type {Element} */ (event.target).closest?.(".node");
-      return element ? this.boxByElement.get(element) ?? null : null;
-    };
-    const closestBox = (/** @type {MouseEvent} */ event) => { // a finger is less precise than a mouse
-      if (!this.viewport.isTouch || !/** @type {Element} */ (event.target).closest(".main")) return null;
-      const { x, y } = this.viewport.toLayout(event), reach = 16 / this.viewport.scale;
-      const distance = (/** @type {Box} */ box) => Math.hypot(Math.max(0, Math.abs(box.x - x) - box.width / 2), Math.max(0, Math.abs(box.y - y) - box.height / 2));
-      return this.layout.boxes.reduce((/** @type {Box|null} */ best, box) => (distance(box) < (best ? distance(best) : reach) ? box : best), null);
-    };
-    grid.addEventListener("pointerover", (event) => { if (!this.viewport.isDragged || !event.buttons) this.highlightBoxes(boxFrom(event)); });
-    grid.addEventListener("pointerleave", () => this.highlightBoxes(null));
-    words.addEventListener("pointerover", (event) => {
-      const text = /** @type {Element} */ (event.target).closest(".word");
-      if (!text) return;
-      const { word, stack } = /** @type {SVGElement} */ (text).dataset;
-      this.highlightBoxes(null, this.layout.boxes.filter((box) => this.graph.groups[box.group].is_state && this.graph.groups[box.group].word_stack === stack && box.word === Number(word)));
-    });
-    words.addEventListener("pointerleave", () => this.highlightBoxes(null));
-    view.addEventListener("click", (event) => {
-      if (this.viewport.isDragged) return;
-      const target = /** @type {Element} */ (event.target), section = /** @type {SVGElement|null} */ (target.closest("[data-slice-section]"));
-      const box = boxFrom(event) ?? closestBox(event);
-      if (section) this.toggleSection(/** @type {string} */ (section.dataset.sliceSection));
-      else if (box) { this.focusBox(box); this.select(box.ids); } else if (target.closest(".main")) this.select([]);
-    });
-    grid.addEventListener("focusin", (event) => {
-      const box = boxFrom(event), byKeys = /** @type {Element} */ (event.target).matches(":focus-visible"); // a box that the pointer focuses must not move
-      if (box && byKeys && box !== this.focus) this.focusBox(box, true);
-    });
-    (this.root.dataset.page === undefined ? this.root : document).addEventListener("keydown", (event) => this.handleKey(/** @type {KeyboardEvent} */ (event)), { signal: this.listeners.signal });
-  }
-
-  /** Handle the keys that the panel lists. @param {KeyboardEvent} event */
-  handleKey(event) {
-    const target = /** @type {HTMLElement} */ (event.target);
-    if (event.altKey || event.ctrlKey || event.metaKey) return;
-    if (target.closest("input, select, textarea")) return;
-    const section = /** @type {any} */ (target.closest("[data-slice-section]"));
-    const directions = /** @type {Record<string, [number, number]>} */ ({ ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] });
-    const box = this.focus ?? this.layout.boxes.find((item) => item.row === 0) ?? null;
-    const inGrid = target.closest(".stage") !== null || target === document.body || target === this.root;
-    if (section && (event.key === "Enter" || event.key === " ")) {
-      const key = section.dataset.sliceSection;
-      this.toggleSection(key);
-      for (const item of this.viewport.slices.querySelectorAll("[data-slice-section]")) if (/** @type {any} */ (item).dataset.sliceSection === key) /** @type {any} */ (item).focus();
-    } else if (directions[event.key] && inGrid) this.focusBox(this.focus && box ? this.boxInDirection(box, ...directions[event.key]) ?? box : box);
-    else if (event.key === "Enter" && inGrid && box) this.select(box.ids);
-    else if (event.key === "+" || event.key === "=") this.runCommand("in");
-    else if (event.key === "-") this.runCommand("out");
-    else if (event.key === "0") this.runCommand("fit");
-    else if (event.key === "h" && this.hasPlates) { this.updateSettings({ unfoldHeads: !this.settings.unfoldHeads }); this.#renderControls(); }
-    else if (event.key === "/") /** @type {HTMLElement|null} */ (this.toolbar.querySelector("[name=search]"))?.focus();
-    else if (event.key === "f" && box) {
-      const group = this.graph.groups[box.group], steps = group.is_state ? [group.slice ?? 0, (group.slice ?? 1) - 1] : [group.step];
-      const key = steps.map((step) => `${group.stack}:${step}`).find((item) => getSections(this.graph).some((section) => section.key === item));
-      if (key) { this.toggleSection(key); this.focusBox(this.boxByNode?.get(box.ids[0]) ?? this.focus); }
-    } else if (event.key === "Escape") { this.select([]); this.focus = null; this.highlightBoxes(null); } else return;
-    event.preventDefault();
   }
 }
