@@ -148,6 +148,15 @@ def test_evidence_moves_the_posterior(source):
         assert row[2] == pytest.approx(float(after), abs=1e-5) and row[1] != row[2]
 
 
+def test_an_error_of_contributions_is_shown_in_their_section_and_blocks_nothing_else(source):
+    question = {"contributions": {"node": "y_2"}, "steps": [{"do": [["x_1_0", {"set": "zero"}]]}]}
+    description, _ = describe_page(
+        source, "tab", parse_page_state({"model": "decoder", "text": TEXT, **question}, LIMITS)
+    )
+    assert "a state of the readout" in description["live"]["contributions_error"]
+    assert list(description["interventions"]) == ["x_1_0"] and not description["contributions"]
+
+
 def test_a_posterior_and_contributions_are_shown_on_request(source):
     s = build_decoder().sentence(TEXT)
     result = s.contributions("y_2", of=("cat", "dog"))
@@ -228,7 +237,6 @@ REJECTED = [
     ({"evidence": {"y_1": "zebra"}}, "zebra"),
     ({"evidence": {"y_9": 1}}, "y_9"),
     ({"posterior": ["x_1_1"]}, "discrete"),
-    ({"contributions": {"node": "y_2"}}, "a state of the readout"),
     ({"contributions": {"node": "y_2", "of": ["a", "cat", "sat"]}}, "two states"),
 ]
 

@@ -57,7 +57,7 @@ def render_html(description: Mapping[str, Any], buffer: bytes) -> bytes:
         "buffer": encode_buffer(buffer),
         "script": bundle_script("boot"),
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], _read_asset("page.html")).encode("utf-8", "replace")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], read_asset("page.html")).encode("utf-8", "replace")
 
 
 @cache
@@ -70,7 +70,7 @@ def bundle_script(entry_point: str) -> str:
     needed = {entry_point}
     for name in (entry_point, *reversed(MODULES)):
         if name in needed:
-            needed.update(module for _, module in _IMPORT.findall(_read_asset(f"{name}.js")))
+            needed.update(module for _, module in _IMPORT.findall(read_asset(f"{name}.js")))
     return "\n".join([*(_wrap_module(name) for name in MODULES if name in needed), _resolve_imports(entry_point)])
 
 
@@ -84,7 +84,7 @@ def _wrap_module(name: str) -> str:
 
 def _resolve_imports(name: str) -> str:
     """Return the text of a module in which each import reads the exports of an earlier module."""
-    return _IMPORT.sub(r"const \1 = $\2;", _read_asset(f"{name}.js"))
+    return _IMPORT.sub(r"const \1 = $\2;", read_asset(f"{name}.js"))
 
 
 @cache
@@ -100,7 +100,7 @@ def render_style_sheet() -> str:
         f'.bnet[data-theme="dark"] {{ {dark} }}',
         f"@media print {{ .bnet.bnet {{ {light} }} }}",  # as specific as the rules above, and later
     ]
-    return "\n".join([*rules, _read_asset("style.css")])
+    return "\n".join([*rules, read_asset("style.css")])
 
 
 def _css_variables(theme: str) -> str:
@@ -109,7 +109,8 @@ def _css_variables(theme: str) -> str:
     return f"color-scheme: {theme}; " + "; ".join(f"--{name}: {colour}" for name, colour in colours.items())
 
 
-def _read_asset(name: str) -> str:
+@cache
+def read_asset(name: str) -> str:
     """The text of a file of the front end."""
     return resources.files("bnet_transformer.page").joinpath("frontend", name).read_text("utf-8")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ def describe_page(source: SentenceSource, tab: str, state: PageState) -> tuple[d
     """Return the description and the buffer of the page of a state, as for `explore`, and what the live page adds."""
     state = source.choose_text(tab, state)
     live = source.build(tab, state)
-    description, buffer = _describe(live, state)
+    description, buffer, fault = _describe(live, state)
     network = live.current.net.network
     kinds = {k: spec.tpm.kind for k, spec in enumerate(network.specs)}
     description["live"] = {
@@ -41,22 +42,28 @@ def describe_page(source: SentenceSource, tab: str, state: PageState) -> tuple[d
         "readouts": [network.specs[k].group.name for k in _find_readouts(network)],
         "metric": _find_default_metric(live.current),
         "roles": _list_patch_roles(network),
+        "contributions_error": fault,
     }
     return description, buffer
 
 
 def render_file(source: SentenceSource, tab: str, state: PageState) -> bytes:
     """Return the HTML file of the page of a state, which requires no server."""
-    return render_html(*_describe(source.build(tab, state), state))
+    description, buffer, _ = _describe(source.build(tab, state), state)
+    return render_html(description, buffer)
 
 
-def _describe(live: LiveSentence, state: PageState) -> tuple[dict[str, Any], bytes]:
-    """The description and the buffer of a page."""
+def _describe(live: LiveSentence, state: PageState) -> tuple[dict[str, Any], bytes, str]:
+    """The description and the buffer of a page, and the error of its contributions, such as after another `undo`."""
     check_cancelled()
-    contributions = _compute_contributions(live.current, state.contributions)
+    contributions, fault = None, ""
+    try:
+        contributions = _compute_contributions(live.current, state.contributions)
+    except BNetError as error:
+        fault = str(error)
     options = PageOptions(posterior=list(state.posterior), contributions=contributions)
     check_cancelled()
-    return describe_sentence(live.current.state, options, live.clean.state)
+    return *describe_sentence(live.current.state, options, live.clean.state), fault
 
 
 def _compute_contributions(sentence: Sentence, question: Question | None) -> Contributions | None:
@@ -133,7 +140,8 @@ def compute_patch(source: SentenceSource, tab: str, state: PageState) -> dict[st
     other = source.build_other(tab, state, base)
     network = base.net.network
     role = state.roles or next(iter(_list_patch_roles(network)), "x")
-    metric, text = _build_metric(base, other, state.patch)
+    clean = source.build_other(tab, replace(state, other=state.text), base)
+    metric, text = _build_metric(base, clean, other, state.patch)
     options: dict[str, Any] = {"at": role, "metric": metric, "memory": SWEEP_MEMORY}
     if "head" in {plate for group in network.graph.by_stem.get(role, ()) for plate in group.plates}:
         options["over"] = PATCH_AXES
@@ -166,12 +174,12 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _build_metric(base: Sentence, other: Sentence, question: Question) -> tuple[object, str]:
+def _build_metric(base: Sentence, clean: Sentence, other: Sentence, question: Question) -> tuple[object, str]:
     """The metric of a sweep, and its definition as text.
 
     For a discrete node it is the log probability of a state, or the difference of two. For a vector v it is the
-    position of v between its values in both sentences: <v - v0, v1 - v0> / |v1 - v0|^2, which is 0 in this sentence and
-    1 in the other one.
+    position of v between its values in both sentences: <v - v0, v1 - v0> / |v1 - v0|^2, which is 0 in this sentence
+    without its interventions (`clean`) and 1 in the other one.
     """
     name = question.node or _find_default_metric(base)
     node = base.ground.id(name)
@@ -183,7 +191,7 @@ def _build_metric(base: Sentence, other: Sentence, question: Question) -> tuple[
         return {name: states[0] if len(states) == 1 else tuple(states)}, " - ".join(terms)
     if question.of:
         raise BNetError("patch", expected=f"no states for {name}, which is a vector", actual=", ".join(question.of))
-    start, end = (_flatten(sentence[name].detach()) for sentence in (base, other))
+    start, end = (_flatten(sentence[name].detach()) for sentence in (clean, other))
     difference = end - start
     if not bool(difference.abs().sum() > 0):
         hint = "Use a node after the words that differ"
@@ -196,7 +204,7 @@ def _build_metric(base: Sentence, other: Sentence, question: Question) -> tuple[
 
     return _name_parameter(
         project, name
-    ), f"position of {name} from its value here (0) to that in the other sentence (1)"
+    ), f"position of {name} from its value without interventions (0) to that in the other sentence (1)"
 
 
 def _flatten(value: Tensor) -> Tensor:

@@ -10,14 +10,13 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from bnet_transformer._core.cancellation import Cancelled
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.labels import escape_invisible
-from bnet_transformer.page.render import bundle_script, render_style_sheet, to_json
+from bnet_transformer.page.render import bundle_script, read_asset, render_style_sheet, to_json
 from bnet_transformer.serve.answers import compute_lens, compute_patch, describe_page, render_file
 from bnet_transformer.serve.jobs import JobQueue, ServerBusyError
 from bnet_transformer.serve.page_state import Limits, PageState, parse_page_state
@@ -68,6 +67,8 @@ def create_app(
     if not models:
         raise BNetError("models", expected="at least one model", actual="no model")
     limits = limits or Limits()
+    for entry_point in ("serve", "boot"):  # read once, so that an update of the package does not mix two versions
+        bundle_script(entry_point)
     api = _Api(SentenceSource(models, limits), limits)
 
     @asynccontextmanager
@@ -198,7 +199,7 @@ async def _serve_shell(_: Request) -> Response:
     """The page without content; it contains no secret, so it needs no token."""
     from starlette.responses import HTMLResponse
 
-    return HTMLResponse(resources.files("bnet_transformer.page").joinpath("frontend", "serve.html").read_text("utf-8"))
+    return HTMLResponse(read_asset("serve.html"))
 
 
 async def _serve_text(media_type: str, render: Callable[[], str], _: Request) -> Response:
@@ -210,5 +211,4 @@ async def _serve_text(media_type: str, render: Callable[[], str], _: Request) ->
 
 def _render_style() -> str:
     """The style sheet of the live page."""
-    text = resources.files("bnet_transformer.page").joinpath("frontend", "serve.css").read_text("utf-8")
-    return f"{render_style_sheet()}\n{text}"
+    return f"{render_style_sheet()}\n{read_asset('serve.css')}"

@@ -215,7 +215,7 @@ export class Explorer extends AttentionLines {
     }
     const numLines = lines.length;
     if (numLines > MAX_LINES) lines = lines.sort((a, b) => (b.weight ?? 0) - (a.weight ?? 0)).slice(0, MAX_LINES);
-    const summary = lines.length < numLines ? `Showing the ${MAX_LINES.toLocaleString("en")} strongest of ${numLines.toLocaleString("en")} reads` : allWords && this.attentions.length ? `Showing ${numLines.toLocaleString("en")} reads with P(j | i) ≥ ${minWeight.toFixed(2)}${top ? `, the ${top} strongest of each word` : ""}` : "";
+    const summary = lines.length < numLines ? `Showing the ${MAX_LINES.toLocaleString("en")} strongest of ${numLines.toLocaleString("en")} reads` : allWords && this.attentions.length ? `Showing ${numLines.toLocaleString("en")} reads with P(j | i) ≥ ${minWeight.toFixed(2)}${top ? `, the ${top} strongest of each word` : ""}` : this.attentions.length ? "Point at a word to show the words that it attends to" : "";
     const arrowNote = arrows === null ? "In unfolded slices, only the arrows of the selected node are drawn" : arrows.some((line) => line.weight !== null) ? `Width and contrast of k and v arrows: P(j | i) ≥ ${minWeight.toFixed(2)}` : "";
     this.footer.textContent = [numLines || !arrows?.length ? summary : "", arrowNote].filter(Boolean).map((text) => `${text}.`).join(" ");
     if (this.settings.head === "all") this.footer.append(...this.renderHeadLegend());
@@ -283,7 +283,7 @@ export class Explorer extends AttentionLines {
   /** Select the nodes of a box, or none. @param {number[]} ids */
   select(ids) {
     this.selected = ids.filter((id) => id >= 0);
-    if (!ids.length) this.highlight = "";
+    if (!ids.length) { this.highlight = ""; this.focus = null; }
     this.renderPanel();
     this.panel.scrollTop = 0;
     this.highlightBoxes(this.selected.length ? null : this.focus);

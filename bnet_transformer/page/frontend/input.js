@@ -48,7 +48,7 @@ export function addListeners(explorer) {
 function handleKey(explorer, event) {
   const target = /** @type {HTMLElement} */ (event.target);
   if (event.altKey || event.ctrlKey || event.metaKey) return;
-  if (target.closest("input, select, textarea")) return;
+  if (target.closest("input, select, textarea") && !(event.key === "Escape" && target.closest(".panel"))) return;
   const section = /** @type {any} */ (target.closest("[data-slice-section]"));
   const directions = /** @type {Record<string, [number, number]>} */ ({ ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] });
   const box = explorer.focus ?? explorer.layout.boxes.find((item) => item.row === 0) ?? null;
@@ -68,6 +68,10 @@ function handleKey(explorer, event) {
     const group = explorer.graph.groups[box.group], steps = group.is_state ? [group.slice ?? 0, (group.slice ?? 1) - 1] : [group.step];
     const key = steps.map((step) => `${group.stack}:${step}`).find((item) => getSections(explorer.graph).some((section) => section.key === item));
     if (key) { explorer.toggleSection(key); explorer.focusBox(explorer.boxByNode?.get(box.ids[0]) ?? explorer.focus); }
-  } else if (event.key === "Escape") { explorer.select([]); explorer.focus = null; explorer.highlightBoxes(null); } else return;
+  } else if (event.key === "Escape") {
+    const selected = explorer.boxByNode.get(explorer.selected[0]), isInPanel = explorer.panel.contains(target);
+    explorer.select([]);
+    if (isInPanel && selected) explorer.elements.get(selected)?.focus({ preventScroll: true });
+  } else return;
   event.preventDefault();
 }

@@ -37,10 +37,10 @@ export class Client {
   tab = Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
   token = takeToken();
 
-  /** Store a token that the user typed. @param {string} token */
-  setToken(token) {
-    this.token = token;
-    sessionStorage.setItem(TOKEN_KEY, token);
+  /** Store the token that the user typed, alone or as part of an address. @param {string} text */
+  setToken(text) {
+    this.token = text.match(/[?&]token=([^&#]*)/)?.[1] ?? text.trim();
+    sessionStorage.setItem(TOKEN_KEY, this.token);
   }
 
   /** The names of the models. @returns {Promise<{models: string[], loaded: string[], max_words: number}>} */

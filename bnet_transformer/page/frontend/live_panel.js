@@ -32,6 +32,15 @@ function renderForm(action, submit, ...children) {
 /** The states of a form: one, or two for a difference. They are not trimmed, because a token can begin with a space. @param {Record<string, string>} fields */
 const statesOf = (fields) => [fields.first, fields.second].filter((text) => text !== "");
 
+/** The fields of one state, and of another one that requires the first. @param {string} label @param {string} first @param {string} second */
+function renderStateInputs(label, first, second) {
+  const inputs = [renderInput("first", label, first, "state"), renderInput("second", "another state, for the difference", second, "minus")];
+  const check = () => { /** @type {HTMLInputElement} */ (inputs[0]).required = /** @type {HTMLInputElement} */ (inputs[1]).value !== ""; };
+  inputs[1].addEventListener("input", check);
+  check();
+  return inputs;
+}
+
 /** The state of a table: its elements, the line of its error, or a note while it is computed. @param {any} table @param {(table: any) => HTMLElement[]} render */
 function renderAnswer(table, render) {
   if (table === null) return [htmlElement("p", { class: "small", role: "status" }, "computing …")];
@@ -59,7 +68,7 @@ function renderPatchSection(live, { state, tables, change, select }) {
   const form = renderForm("patch", (fields) => change({ ...state, other: fields.other.trim(), roles: fields.roles, patch: { node: fields.node.trim(), of: statesOf(fields) } }),
     renderInput("other", "another sentence with the same number of words", state.other, "another sentence"),
     htmlElement("label", { class: "field" }, "patch", roles), htmlElement("label", { class: "field" }, "effect on", renderInput("node", "the node whose change is measured", node || live.metric)),
-    renderInput("first", "a state of the node", of[0] ?? "", "state"), renderInput("second", "another state, for the difference", of[1] ?? "", "minus"), htmlElement("button", { type: "submit" }, "patch"));
+    ...renderStateInputs("a state of the node", of[0] ?? "", of[1] ?? ""), htmlElement("button", { type: "submit" }, "patch"));
   const hide = state.other ? [renderButton("unpatch", "remove", () => change({ ...state, other: "", roles: "", patch: { node: "", of: [] }, steps: state.steps.filter((step) => !JSON.stringify(step).includes('"other"')) }))] : [];
   form.append(...hide);
   return renderSection("Patch another sentence into this one", "patch", form, ...(state.other ? renderAnswer(tables.patch, (patch) => renderPatch(patch, select)) : []));
@@ -70,7 +79,7 @@ export function renderNodeSections(description, name, group, index, context) {
   const { state, change } = context, sections = [];
   const isSet = name in description.interventions;
   if (description.live.discrete.includes(index) && !isSet) sections.push(renderEvidenceSection(description, name, context));
-  if (description.live.readouts.includes(group.name) && !isSet) sections.push(renderContributionsSection(name, context));
+  if (description.live.readouts.includes(group.name) && !isSet) sections.push(renderContributionsSection(description, name, context));
   if (state.other && group.kind === "deterministic" && group.word_stack !== null && !isSet)
     sections.push(renderSection("Patch", "patch-node", renderButton("other", "set to its value in the other sentence", () => change(addStep(state, [[name, { set: "other" }]])))));
   return sections;
@@ -86,11 +95,12 @@ function renderEvidenceSection(description, name, { state, change }) {
   return renderSection("Observe", "evidence", htmlElement("div", { class: "buttons" }, ...buttons), form);
 }
 
-/** The form of the contributions to a readout. @param {string} name @param {LiveContext} context */
-function renderContributionsSection(name, { state, change }) {
+/** The form of the contributions to a readout. @param {any} description @param {string} name @param {LiveContext} context */
+function renderContributionsSection(description, name, { state, change }) {
   const isShown = state.contributions?.node === name, [first = "", second = ""] = isShown ? state.contributions?.of ?? [] : [];
   const form = renderForm("contributions", (fields) => change({ ...state, contributions: { node: name, of: statesOf(fields) } }),
-    renderInput("first", "the state whose logit is decomposed", first, "state"), renderInput("second", "another state, for the difference", second, "minus"), htmlElement("button", { type: "submit" }, "show"));
+    ...renderStateInputs("the state whose logit is decomposed", first, second), htmlElement("button", { type: "submit" }, "show"));
   if (isShown) form.append(renderButton("no-contributions", "hide", () => change({ ...state, contributions: null })));
-  return renderSection("Contributions to the logit", "contributions", form);
+  const fault = isShown ? description.live.contributions_error : "";
+  return renderSection("Contributions to the logit", "contributions", form, ...(fault ? [htmlElement("p", { class: "note", role: "alert" }, fault)] : []));
 }

@@ -150,7 +150,7 @@ export function renderLegend(description) {
   const hues = new Set(description.edges.map((/** @type {any} */ edge) => edge[4]));
   const entries = [["double", "deterministic", kinds.has("deterministic")], ["", "stochastic", kinds.has("stochastic")],
     ["dashed", "learnable TPM", description.groups.some((/** @type {any} */ group) => group.is_learnable)],
-    ["observed", "observed", kinds.has("observed") || Object.keys(description.evidence).length], ["do", "set by do", Object.keys(description.interventions).length],
+    ["observed", "observed", kinds.has("observed") || Object.keys(description.evidence).length], ["do", "set by do", Object.keys(description.interventions).length], ["changed", "change by do", description.relative_changes],
     ["line q", "query q", hues.has("q")], ["line k", "key k", hues.has("k")], ["line v", "value v", hues.has("v")], ["line source", "attends to", description.attention.length], ["line reader", "attended to by", description.attention.length]];
   return htmlElement("ul", { class: "signs" }, ...entries.filter(([, , isVisible]) => isVisible).map(([kind, text]) => htmlElement("li", {}, htmlElement("span", { class: `sign ${kind}` }), String(text))));
 }
@@ -224,7 +224,7 @@ function renderInterventions(facts, name, group, word) {
   const states = description.posteriors.find((/** @type {any} */ posterior) => posterior.node === name)?.states;
   const isSet = facts.ids.some((id) => facts.graph.nodeName(id) in description.interventions);
   if (isSet) buttons.push(htmlElement("button", { type: "button", "data-action": "undo", onclick: () => host.undo([name]) }, "undo"));
-  else if (states) buttons.push(...states.map((/** @type {[string, number, number, number]} */ [, , , state]) => htmlElement("button", { type: "button", "data-action": `state-${state}`, onclick: intervene({ set: "state", state }) }, `do(${name} = ${state})`)));
+  else if (states) buttons.push(...states.map((/** @type {[string, number, number, number]} */ [label, , , state]) => htmlElement("button", { type: "button", "data-action": `state-${state}`, onclick: intervene({ set: "state", state }) }, `do(${name} = `, isolateText(label), ")")));
   else if (group.kind === "deterministic" && group.word_stack !== null) {
     buttons.push(htmlElement("button", { type: "button", "data-action": "zero", onclick: intervene({ set: "zero" }) }, "set to zero"));
     if (group.plates.includes("head") && group.plates.length === 1) {

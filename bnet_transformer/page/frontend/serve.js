@@ -91,7 +91,7 @@ class LivePage {
       try {
         if (!(error instanceof RejectedError) || !text) throw error;
         await this.change(createState(model, ""));
-        this.#report(error);
+        this.#report(`${error.message}; an example of ${model} is shown`);
       } catch (fault) {
         if (fault instanceof Superseded) return;
         if (this.state) this.model.value = this.state.model;
@@ -221,9 +221,9 @@ class LivePage {
     if (error instanceof Superseded) return;
     this.message.textContent = error instanceof Error ? error.message : String(error);
     if (!(error instanceof TokenError)) return;
-    const input = /** @type {HTMLInputElement} */ (htmlElement("input", { name: "token", type: "password", "aria-label": "token", placeholder: "token", autocomplete: "off" }));
+    const input = /** @type {HTMLInputElement} */ (htmlElement("input", { name: "token", type: "password", "aria-label": "token", placeholder: "token or address", autocomplete: "off" }));
     const form = htmlElement("form", { class: "buttons" }, input, htmlElement("button", { type: "submit" }, "use this token"));
-    form.addEventListener("submit", (event) => { event.preventDefault(); this.client.setToken(input.value.trim()); this.message.textContent = ""; this.start(); });
+    form.addEventListener("submit", (event) => { event.preventDefault(); this.client.setToken(input.value); this.message.textContent = ""; this.start(); });
     this.message.append(" ", form);
   }
 }
