@@ -448,6 +448,87 @@ def test_a_slow_model_does_not_delay_another_tab_and_a_closed_tab_is_no_problem(
     assert slow.locator(".word").count() == 3
 
 
+SLOW_ANSWERS = """() => {
+  const fetchAtOnce = window.fetch;
+  window.fetch = async (address, options) => {
+    await new Promise((resolve, reject) => {
+      setTimeout(resolve, 500);
+      options.signal?.addEventListener("abort", () => reject(options.signal.reason));
+    });
+    return fetchAtOnce(address, options);
+  };
+}"""
+
+
+def click_twice(page, *selectors):
+    """Click two elements before the answer to the first click arrives."""
+    for selector in selectors:
+        page.evaluate("selector => document.querySelector(selector).click()", selector)
+        page.wait_for_timeout(50)
+
+
+def wait_until_idle(page):
+    page.wait_for_timeout(100)
+    page.wait_for_selector(".live:not(.running)")
+    page.wait_for_timeout(100)
+
+
+@pytest.mark.slow
+def test_a_change_before_an_answer_follows_the_awaited_state(open_tab):
+    page = open_tab("decoder")
+    page.evaluate(SLOW_ANSWERS)
+    click_twice(page, '[data-switch="a_0_0"]', '[data-switch="a_0_1"]')
+    page.locator('[data-node="x_2_2"]').dispatch_event("click")  # while the answer is awaited
+    wait_until_idle(page)
+    off = [{"do": [[f"a_0_{head}_*", {"set": "zero"}]]} for head in (0, 1)]
+    assert fragment(page)["steps"] == off and fragment(page)["selected"] == "x_2_2" and fact(page, "name") == "x_2_2"
+    page.keyboard.press("Escape")
+    click_twice(page, '[data-command="back"]', '[data-switch="a_1_1"]')
+    wait_until_idle(page)
+    assert fragment(page)["steps"] == [{"do": [["a_1_1_*", {"set": "zero"}]]}]
+
+
+@pytest.mark.slow
+def test_undo_stays_on_the_page_and_changes_nothing_if_it_is_cancelled(open_tab):
+    page = open_tab("decoder")
+    with wait_until_updated(page):
+        page.locator('[data-switch="a_0_0"]').click()
+    changed = fragment(page)
+    page.evaluate(SLOW_ANSWERS)
+    page.locator('[data-command="back"]').click()
+    page.wait_for_timeout(100)
+    page.evaluate("document.querySelector('[data-command=\"cancel\"]').click()")
+    wait_until_idle(page)
+    assert fragment(page) == changed and page.locator('[data-command="forward"]').is_disabled()
+    page.locator('[data-node="x_1_1"]').dispatch_event("click")
+    assert fragment(page) == changed | {"selected": "x_1_1"}
+    click_twice(page, '[data-command="back"]', '[data-command="back"]')  # there is only one change
+    wait_until_idle(page)
+    assert "steps" not in fragment(page) and page.locator(".node").count()
+    page.reload()
+    page.wait_for_selector(".node", state="attached")
+    with wait_until_updated(page):
+        page.locator('[data-command="forward"]').click()
+    assert fragment(page)["steps"] == changed["steps"]
+
+
+@pytest.mark.slow
+def test_typed_text_stays_when_a_table_arrives_and_a_patch_is_removed_with_its_undo(open_tab):
+    steps = [{"do": [["x_1_1", {"set": "other"}], ["x_1_0", {"set": "zero"}]]}, {"undo": ["x_1_1"]}]
+    page = open_tab("decoder", other=OTHER, steps=steps)
+    page.wait_for_selector('[data-live="patch"] .cell')
+    with wait_until_updated(page):
+        page.locator('[data-action="unpatch"]').click()
+    assert fragment(page)["steps"] == [{"do": [["x_1_0", {"set": "zero"}]]}] and "other" not in fragment(page)
+    page.evaluate(SLOW_ANSWERS)
+    page.locator('[data-action="lens"]').click()
+    page.locator('[data-live="patch"] [name="other"]').fill("the dog")
+    page.locator('[data-live="patch"] [name="first"]').fill("a state")
+    page.wait_for_selector('[data-live="lens"] .cell')
+    values = [page.locator(f'[data-live="patch"] [name="{name}"]').input_value() for name in ("other", "first")]
+    assert values == ["the dog", "a state"]
+
+
 @pytest.mark.slow
 def test_a_newer_sentence_replaces_one_that_is_computed(open_tab):
     page = open_tab("decoder")

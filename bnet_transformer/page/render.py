@@ -30,6 +30,7 @@ MODULES = (
     "input",
     "explorer",
     "live_state",
+    "live_history",
     "live_client",
     "live_progress",
     "live_tables",

@@ -131,7 +131,8 @@ def _check_texts(subject: str, value: object) -> tuple[str, ...]:
 def _check_count(subject: str, count: int, maximum: int) -> None:
     """Raise an error if a list is too long."""
     if count > maximum:
-        raise BudgetError(subject, expected=f"at most {maximum} entries", actual=count)
+        hint = "Undo all interventions, and set fewer nodes" if subject == "steps" else None
+        raise BudgetError(subject, expected=f"at most {maximum} entries", actual=count, hint=hint)
 
 
 def _check_observed(name: str, value: object) -> str | int:

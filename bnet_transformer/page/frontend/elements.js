@@ -33,6 +33,18 @@ export function htmlElement(tag, attributes = {}, ...children) {
   return element;
 }
 
+/** Run a function that replaces the forms of a container; what the user typed and did not submit stays. @param {HTMLElement} container @param {() => void} render */
+export function keepTyped(container, render) {
+  const list = () => /** @type {HTMLInputElement[]} */ ([...container.querySelectorAll("form[data-action] input[name]")]);
+  const key = (/** @type {HTMLInputElement} */ input) => `${input.form?.dataset.action} ${input.name}`;
+  const typed = new Map(list().filter((input) => input.value !== input.defaultValue).map((input) => [key(input), input]));
+  render();
+  for (const input of list()) {
+    const earlier = typed.get(key(input));
+    if (earlier && earlier !== input && input.defaultValue === earlier.defaultValue) input.value = earlier.value;
+  }
+}
+
 /** Run a function that replaces the children of a container. If one had the focus, the element with the same function gets it, else the first control of its section, else the container. @param {HTMLElement} container @param {() => void} render */
 export function keepFocus(container, render) {
   const active = /** @type {Element|null} */ (/** @type {any} */ (container.getRootNode()).activeElement);

@@ -4,7 +4,7 @@
 import { PageAttention } from "./attention.js";
 import { AttentionLines } from "./attention_lines.js";
 import { renderControls } from "./controls.js";
-import { htmlElement, keepFocus, nodeKey, renderChange, renderLineBatches, renderLines, renderNode, replaceContent, svgElement } from "./elements.js";
+import { htmlElement, keepFocus, keepTyped, nodeKey, renderChange, renderLineBatches, renderLines, renderNode, replaceContent, svgElement } from "./elements.js";
 import { downloadBlob, svgToPng, viewToSvg } from "./export.js";
 import { GroundGraph } from "./ground_graph.js";
 import { addListeners } from "./input.js";
@@ -29,7 +29,7 @@ const MAX_FREE_WORDS = 24; // for a sentence with more words, only the strongest
 /** Draw a sentence into an element; a `host` with `do` makes it live, and one with `handleState` is informed of changes of the view. @param {HTMLElement} root @param {PageData} data @param {any} [host] */
 export function mount(root, data, host) {
   const explorer = new Explorer(root, data, host ?? null);
-  return { update: (/** @type {PageData} */ next) => explorer.setData(next), getState: () => explorer.getState(), setState: (/** @type {unknown} */ state) => explorer.setState(state), select: (/** @type {string} */ name) => explorer.selectName(name), refreshPanel: () => explorer.renderPanel(), announce: (/** @type {string} */ text) => { explorer.status.textContent = text; }, remove: () => explorer.remove() };
+  return { update: (/** @type {PageData} */ next) => keepTyped(explorer.panel, () => explorer.setData(next)), getState: () => explorer.getState(), setState: (/** @type {unknown} */ state) => explorer.setState(state), select: (/** @type {string} */ name) => explorer.selectName(name), refreshPanel: () => keepTyped(explorer.panel, () => explorer.renderPanel()), announce: (/** @type {string} */ text) => { explorer.status.textContent = text; }, remove: () => explorer.remove() };
 }
 
 export class Explorer extends AttentionLines {

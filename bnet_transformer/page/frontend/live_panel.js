@@ -2,7 +2,7 @@
 /** The sections that the live page adds to the panel: evidence, contributions, the lens, and patches. */
 
 import { htmlElement } from "./elements.js";
-import { addStep, setEvidence } from "./live_state.js";
+import { addStep, removeOther, setEvidence } from "./live_state.js";
 import { renderLens, renderPatch } from "./live_tables.js";
 
 /**
@@ -69,7 +69,7 @@ function renderPatchSection(live, { state, tables, change, select }) {
     renderInput("other", "another sentence with the same number of words", state.other, "another sentence"),
     htmlElement("label", { class: "field" }, "patch", roles), htmlElement("label", { class: "field" }, "effect on", renderInput("node", "the node whose change is measured", node || live.metric)),
     ...renderStateInputs("a state of the node", of[0] ?? "", of[1] ?? ""), htmlElement("button", { type: "submit" }, "patch"));
-  const hide = state.other ? [renderButton("unpatch", "remove", () => change({ ...state, other: "", roles: "", patch: { node: "", of: [] }, steps: state.steps.filter((step) => !JSON.stringify(step).includes('"other"')) }))] : [];
+  const hide = state.other ? [renderButton("unpatch", "remove", () => change(removeOther(state)))] : [];
   form.append(...hide);
   return renderSection("Patch another sentence into this one", "patch", form, ...(state.other ? renderAnswer(tables.patch, (patch) => renderPatch(patch, select)) : []));
 }

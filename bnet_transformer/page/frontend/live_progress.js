@@ -42,10 +42,10 @@ export class Progress {
     const elapsed = performance.now() - start, isLoading = kind === "page" && !this.loaded.has(this.model);
     if (elapsed < DELAY) return;
     if (isLoading && performance.now() - this.lastRequest > LOADED_INTERVAL) this.#refreshLoaded();
+    this.line.hidden = false; // first, because text of a hidden element is not announced
     const subject = isLoading ? `loading ${this.model}` : SUBJECTS[kind];
     if (this.subject.textContent !== subject) this.subject.textContent = subject; // else it would be announced again
     this.seconds.textContent = `${Math.floor(elapsed / 1000)} s`;
-    this.line.hidden = false;
   }
 
   /** Ask the server which models are loaded. */

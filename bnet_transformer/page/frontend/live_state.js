@@ -54,6 +54,22 @@ export function undoSteps(state, names) {
   return { ...state, steps: isLast ? state.steps.slice(0, -1) : [...state.steps, { undo: names }] };
 }
 
+/** The state without the other sentence, without the interventions that copy its values, and without their `undo`. @param {LiveState} state @returns {LiveState} */
+export function removeOther(state) {
+  const copied = new Set(), steps = [];
+  for (const step of state.steps) {
+    const pairs = (step.do ?? []).filter((/** @type {[string, any]} */ [name, setting]) => {
+      const isCopy = setting.set === "other";
+      if (isCopy) copied.add(name); else copied.delete(name);
+      return !isCopy;
+    });
+    const names = (step.undo ?? []).filter((/** @type {string} */ name) => !copied.has(name));
+    if (pairs.length) steps.push({ do: pairs });
+    if (names.length) steps.push({ undo: names });
+  }
+  return { ...state, steps, other: "", roles: "", patch: { node: "", of: [] } };
+}
+
 /** The state with evidence on a node, or without it if the value is null. @param {LiveState} state @param {string} name @param {string|number|null} value @returns {LiveState} */
 export function setEvidence(state, name, value) {
   const { [name]: _, ...remaining } = state.evidence;

@@ -4,7 +4,8 @@
 import { htmlElement } from "./elements.js";
 import { downloadBlob } from "./export.js";
 import { mount } from "./explorer.js";
-import { addStep, createState, decodeState, encodeState, undoSteps } from "./live_state.js";
+import { LiveHistory } from "./live_history.js";
+import { addStep, createState, decodeState, undoSteps } from "./live_state.js";
 import { Client, RejectedError, Superseded, TokenError } from "./live_client.js";
 import { Progress } from "./live_progress.js";
 import { renderNodeSections, renderSentenceSections } from "./live_panel.js";
@@ -20,16 +21,17 @@ class LivePage {
   /** @type {{lens: any, patch: any}} */ tables = { lens: null, patch: null };
   theme = "auto";
   selection = ""; // the node that the explorer shows; `state.selected` may be that of an earlier state
-  position = 0; // in the history of this page
-  lastPosition = 0;
+  /** @type {LiveState|null} the state whose page is awaited: the next change starts from it */ awaited = null;
+  isChanging = false; // whether the awaited state is a change, and not that of an entry of the history
+  entries = new LiveHistory();
 
   /** @param {HTMLElement} root */
   constructor(root) {
     this.root = root;
     this.model = /** @type {HTMLSelectElement} */ (htmlElement("select", { name: "model", "aria-label": "model" }));
     this.text = /** @type {HTMLInputElement} */ (htmlElement("input", { name: "text", type: "text", "aria-label": "sentence", placeholder: "a sentence; empty for an example", autocomplete: "off", spellcheck: "false" }));
-    this.undoButton = this.#button("back", "undo", "undo the last change", () => history.back());
-    this.redoButton = this.#button("forward", "redo", "redo the change", () => history.forward());
+    this.undoButton = this.#button("back", "undo", "undo the last change", () => this.#undo());
+    this.redoButton = this.#button("forward", "redo", "redo the change", () => { this.entries.go(1); this.#updateButtons(); });
     this.saveButton = this.#button("save", "save", "save this page as a file for others", () => this.save());
     this.form = htmlElement("form", { class: "live-form", role: "search", "aria-label": "sentence" }, this.model, this.text, htmlElement("button", { type: "submit" }, "show"),
       htmlElement("span", { class: "group" }, this.undoButton, this.redoButton), this.saveButton);
@@ -53,8 +55,7 @@ class LivePage {
       const { models, loaded } = await this.client.listModels();
       this.progress.loaded = new Set(loaded);
       this.model.replaceChildren(...models.map((name) => htmlElement("option", { value: name }, name)));
-      this.position = this.lastPosition = history.state?.position ?? 0;
-      const example = createState(models[0], ""), replace = (/** @type {LiveState} */ next) => history.replaceState({ position: this.position }, "", encodeState(next));
+      const example = createState(models[0], ""), replace = (/** @type {LiveState} */ next) => this.entries.replace(next);
       let state = null, fault = null;
       try { state = decodeState(location.hash, models[0]); } catch (error) { fault = error; }
       if (state) {
@@ -63,20 +64,38 @@ class LivePage {
           fault = error;
         }
       }
-      if (!state || fault) await this.#show(example, fault && state ? () => {} : replace); // the address of a rejected state can be corrected
+      if (!state || fault) await this.#show(example, fault && state ? () => { this.entries.shown = -1; } : replace); // the address of a rejected state can be corrected
       if (fault) this.#report(fault);
     } catch (error) { this.#report(error); }
   }
 
   /** Show the state of the address, after undo, redo, or a change of the address; undo and redo do not change the settings of the view. */
   async #restore() {
+    const isVisited = history.state !== null;
+    if (!this.entries.arrive()) { this.#updateButtons(); return; }
+    this.isChanging = false;
+    this.#updateButtons();
     try {
-      const state = decodeState(location.hash, this.model.options[0].value), isVisited = history.state !== null;
-      if (!state) return;
-      this.position = history.state?.position ?? this.lastPosition + 1;
-      this.lastPosition = Math.max(this.lastPosition, this.position);
-      await this.#show(state, (next) => history.replaceState({ position: this.position }, "", encodeState(next)), !isVisited);
-    } catch (error) { this.#report(error); }
+      const state = decodeState(location.hash, this.model.options[0].value);
+      if (state) await this.#show(state, (next) => this.entries.replace(next), !isVisited);
+    } catch (error) {
+      if (isVisited && !(error instanceof Superseded)) this.entries.comeBack(); // an address that the user typed can be corrected
+      this.#report(error);
+    }
+  }
+
+  /** Undo the last change; one whose answer is awaited is cancelled. */
+  #undo() {
+    if (this.isChanging) this.client.cancel();
+    else this.entries.go(-1);
+    this.#updateButtons();
+  }
+
+  #updateButtons() {
+    const active = document.activeElement;
+    this.undoButton.disabled = !this.entries.canUndo && !this.isChanging;
+    this.redoButton.disabled = !this.entries.canRedo;
+    if (active instanceof HTMLButtonElement && active.disabled) [this.undoButton, this.redoButton].find((button) => !button.disabled)?.focus();
   }
 
   /** Show the sentence of the form. */
@@ -102,10 +121,11 @@ class LivePage {
 
   /** Show a new state, and add it to the history. @param {LiveState} next */
   async change(next) {
-    await this.#show(next, (next) => {
-      this.position = this.lastPosition = this.position + 1;
-      history.pushState({ position: this.position }, "", encodeState(next));
-    });
+    this.isChanging = true;
+    try { await this.#show(next, (state) => this.entries.push(state)); } catch (error) {
+      if (!(error instanceof Superseded)) this.entries.comeBack(); // if it replaced an undo
+      throw error;
+    } finally { if (!this.awaited) { this.isChanging = false; this.#updateButtons(); } }
   }
 
   /** The settings of the view. */
@@ -116,8 +136,9 @@ class LivePage {
 
   /** Ask the server for the page of a state, and draw it; if this fails, nothing changes. @param {LiveState} requested @param {(state: LiveState) => void} commit  called with the state, whose text is not empty if the net has words @param {boolean} [isLink]  whether the view is that of the state */
   async #show(requested, commit, isLink = false) {
-    const typed = this.text.value;
+    const typed = this.text.value, selection = this.selection;
     let state = requested;
+    this.awaited = requested;
     this.root.classList.add("running");
     this.progress.model = requested.model;
     try {
@@ -126,11 +147,16 @@ class LivePage {
       state = { ...requested, text: data.description.live.text };
       const isSame = this.state?.model === state.model && this.state.text === state.text;
       if (isSame && !isLink) state.view = this.#settings();
+      if (isSame && !isLink && (this.selection !== selection || !state.selected)) state.selected = this.selection; // the user selected another node, or the entry has none
       this.state = state;
+      this.awaited = null;
       commit(state);
       this.#draw(data, isSame, isLink);
       if (this.text.value === typed) this.text.value = this.state.text; // else the user has typed the next sentence
-    } finally { this.root.classList.toggle("running", this.client.pending.has("page")); }
+    } finally {
+      if (this.awaited === requested) this.awaited = null;
+      this.root.classList.toggle("running", this.client.pending.has("page"));
+    }
     this.#refreshTable("lens", state.lens);
     this.#refreshTable("patch", state.other !== "");
   }
@@ -144,10 +170,7 @@ class LivePage {
     this.tables = { lens: null, patch: null };
     document.title = `${data.description.title.slice(0, 80)} — ${state.model}`;
     this.model.value = state.model;
-    const active = document.activeElement;
-    this.undoButton.disabled = this.position === 0;
-    this.redoButton.disabled = this.position >= this.lastPosition;
-    if (active instanceof HTMLButtonElement && active.disabled) [this.undoButton, this.redoButton].find((button) => !button.disabled)?.focus();
+    this.#updateButtons();
     this.saveButton.disabled = false;
     if (isSame && this.view) this.view.update(data);
     else {
@@ -164,7 +187,7 @@ class LivePage {
 
   /** What the explorer calls. */
   #host() {
-    const current = () => /** @type {LiveState} */ (this.state);
+    const current = () => /** @type {LiveState} */ (this.awaited ?? this.state);
     return {
       /** @param {[string, object][]} pairs */
       do: (pairs) => this.#changeQuietly(addStep(current(), pairs)),
@@ -177,7 +200,7 @@ class LivePage {
         this.selection = selected ?? "";
         if (!this.state) return;
         this.state = { ...this.state, selected: this.selection, view };
-        history.replaceState({ position: this.position }, "", encodeState(this.state));
+        this.entries.update(this.state);
       },
     };
   }
@@ -191,7 +214,9 @@ class LivePage {
   /** The sections of the panel. @param {any} description @param {string[]} names @returns {HTMLElement[]} */
   #renderSections(description, names) {
     const state = /** @type {LiveState} */ (this.state);
-    const context = { state, tables: this.tables, change: (/** @type {LiveState} */ next) => { this.#changeQuietly({ ...next, selected: this.state?.selected ?? "" }); }, select: (/** @type {string} */ name) => this.view?.select(name) };
+    // The fields that an action changes; the others are those of the awaited state, if there is one.
+    const listChanges = (/** @type {LiveState} */ next) => Object.fromEntries(Object.entries(next).filter(([name, value]) => value !== /** @type {any} */ (state)[name]));
+    const context = { state, tables: this.tables, change: (/** @type {LiveState} */ next) => { this.#changeQuietly({ ...(this.awaited ?? state), ...listChanges(next), selected: this.selection }); }, select: (/** @type {string} */ name) => this.view?.select(name) };
     if (!names.length) return renderSentenceSections(description, context);
     if (names.length > 1) return [];
     const index = description.groups.reduce((/** @type {number} */ best, /** @type {any} */ group, /** @type {number} */ k) => ((names[0] === group.name || names[0].startsWith(`${group.name}_`)) && (best < 0 || group.name.length > description.groups[best].name.length) ? k : best), -1);
