@@ -213,6 +213,28 @@ def test_a_patch_without_a_readout_measures_the_position_between_both_values(sou
     assert answer["effects"][1][1] == pytest.approx(expected, abs=1e-5)
 
 
+def get_case(name):
+    return next(case for case in CASES if case.name == name)
+
+
+def patch_case(net, text, other, **fields):
+    """The answer of a patch of a net, with the default metric and the default role."""
+    document = {"model": "net", "text": text, "other": other, **fields}
+    return compute_patch(SentenceSource({"net": lambda: net}, Limits()), "tab", parse_page_state(document, Limits()))
+
+
+@pytest.mark.parametrize(("role", "words"), [("enc_x", (0, 3)), ("dec_x", (3, 5)), ("dec_cross_k", (0, 3))])
+def test_a_patch_has_the_words_of_the_stack_whose_nodes_are_patched(role, words):
+    text, other = "the cat sat | le chat", "sat cat the | chat le"
+    answer = patch_case(get_case("encoder-decoder").net, text, other, roles=role)
+    words = slice(*words)
+    assert answer["words"] == text.replace("| ", "").split()[words]
+    assert answer["other_words"] == other.replace("| ", "").split()[words]
+    assert {len(row) for row in (*answer["names"], *answer["effects"])} == {len(answer["words"])}
+    with pytest.raises(BNetError, match="3 words of enc"):  # also if the sum of the words is the same
+        patch_case(get_case("encoder-decoder").net, text, "the cat | le chat noir")
+
+
 # bad input
 
 
