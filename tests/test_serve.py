@@ -25,7 +25,7 @@ from bnet_transformer.page.description import PageOptions, describe_sentence
 from bnet_transformer.serve.answers import compute_lens, compute_patch, describe_page
 from bnet_transformer.serve.page_state import Limits, parse_page_state
 from bnet_transformer.serve.sentences import SentenceSource
-from tests.cases import CASES
+from tests.cases import CASES, jitter
 
 pytest.importorskip("starlette", reason='the live page: pip install "bnet-transformer[serve]"')
 pytest.importorskip("httpx2", reason="the test client of starlette requires httpx2")
@@ -138,6 +138,20 @@ def test_values_of_earlier_interventions_are_freed(source):
     torch.testing.assert_close(sentence["x_2_2"], s.do({f"x_1_{k}": s["x_0_2"] for k in range(3)})["x_2_2"])
 
 
+SET_READOUT = [{"do": [["y_2", {"set": "state", "state": 1}]]}]
+
+
+@pytest.mark.parametrize("fields", [{"steps": SET_READOUT}, {"evidence": {"y_2": 1}}], ids=["do", "evidence"])
+def test_a_node_whose_posterior_is_shown_can_be_set_and_observed(source, fields):
+    shown = {
+        item["node"]: item for item in describe_page(source, "tab", state(posterior=["y_2"], **fields))[0]["posteriors"]
+    }
+    if "steps" in fields:
+        assert "y_2" not in shown
+    else:
+        assert [row[2] for row in shown["y_2"]["states"]] == [0, 1, 0, 0, 0]
+
+
 def test_evidence_moves_the_posterior(source):
     s = build_selector().sentence(TEXT)
     page_state = parse_page_state({"model": "selector", "text": TEXT, "evidence": {"y_1": "3"}}, LIMITS)
@@ -235,6 +249,35 @@ def test_a_patch_has_the_words_of_the_stack_whose_nodes_are_patched(role, words)
         patch_case(get_case("encoder-decoder").net, text, "the cat | le chat noir")
 
 
+@pytest.mark.parametrize("case", TYPED, ids=lambda case: case.name)
+def test_a_default_patch_is_a_table_or_one_error_in_the_words_of_the_page(case):
+    texts = [case.text] if isinstance(case.text, str) else list(case.text.values())
+    if not all(isinstance(text, str) for text in texts):
+        pytest.skip("the words of the case are not text")
+    other = " | ".join(" ".join(reversed(text.split())) for text in texts)
+    try:
+        answer = patch_case(case.net, " | ".join(texts), other)
+    except BNetError as error:
+        assert error.subject in ("patch", "other sentence") or error.expected == "one value"
+        return
+    assert all(len(row) == len(answer["words"]) for row in answer["names"])
+    if answer["metric"].startswith("position"):
+        assert answer["before"] == pytest.approx(0, abs=1e-5) and answer["after"] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+def test_the_position_of_a_vector_with_a_latent_choice_needs_its_state(dim):
+    net = jitter(bt.bayesuvius(dim, slices=2, heads=3), 0.5)
+    with pytest.raises(BNetError, match=r"one value of x_2_2.*do\(c = "):
+        patch_case(net, TEXT, OTHER)
+    answer = patch_case(net, TEXT, OTHER, steps=[{"do": [["c", {"set": "state", "state": 1}]]}])
+    base, other = (net.sentence(text).do(c=1) for text in (TEXT, OTHER))
+    start, end = base["x_2_2"], other["x_2_2"]
+    moved = base.do(x_1_1=other)["x_2_2"]
+    expected = float((moved - start) @ (end - start) / (end - start).square().sum())
+    assert answer["effects"][1][1] == pytest.approx(expected, abs=1e-5)
+
+
 # bad input
 
 
@@ -275,7 +318,8 @@ def test_bad_input_is_one_clear_error(source, fields, match):
     [
         ({}, "another sentence"),
         ({"other": "the dog"}, "3 words"),
-        ({"other": TEXT}, "differ"),
+        ({"other": TEXT}, "words that differ"),
+        ({"other": OTHER, "evidence": {"y_2": 1}}, "no evidence.*evidence on y_2.*Remove"),
         ({"other": OTHER, "patch": {"node": "x_2_2", "of": ["cat"]}}, "no states"),
         ({"other": OTHER, "patch": {"node": "x_2_0"}}, "differs"),
         ({"other": OTHER, "roles": "nobody"}, "nobody"),

@@ -61,7 +61,9 @@ def _describe(live: LiveSentence, state: PageState) -> tuple[dict[str, Any], byt
         contributions = _compute_contributions(live.current, state.contributions)
     except BNetError as error:
         fault = str(error)
-    options = PageOptions(posterior=list(state.posterior), contributions=contributions)
+    is_set = live.current.state.model.do.__contains__  # a node that `do` sets has no posterior
+    posterior = [name for name in state.posterior if not is_set(live.current.ground.id(name))]
+    options = PageOptions(posterior=posterior, contributions=contributions)
     check_cancelled()
     return *describe_sentence(live.current.state, options, live.clean.state), fault
 
