@@ -446,13 +446,17 @@ def test_bad_input_is_one_line_on_the_page_and_in_the_log_and_the_server_continu
 
 
 def test_an_error_of_the_library_is_one_line_and_its_traceback_is_in_the_log(caplog):
+    loads = []
+
     def fail():
+        loads.append(time.monotonic())
         raise RuntimeError("a bug\x1b[2J")
 
     app = create_app({"net": fail, "decoder": build_decoder}, token=TOKEN, hosts=[HOST])
     with TestClient(app, base_url=f"http://{HOST}") as client:
         client.headers["authorization"] = f"Bearer {TOKEN}"
         response = send(client, model="net")
+        assert len(loads) <= 2  # at the start, and by the request
         assert response.status_code == 500 and "a bug" not in response.json()["error"]
         assert any("a bug" in record.getMessage() for record in caplog.records)
         assert not any("\x1b" in record.getMessage() for record in caplog.records)
@@ -521,6 +525,29 @@ def test_a_newer_request_of_a_tab_and_a_disconnect_cancel_a_job():
     asyncio.run(scenario())
 
 
+def test_a_job_that_waits_for_its_input_needs_no_thread_and_leaves_its_tab_when_it_is_cancelled():
+    async def scenario():
+        queue, left = JobQueue(1, 9), asyncio.Event()
+        slow = asyncio.create_task(queue.run("tab", "page", lambda: 1, left.wait, wait_forever))
+        await asyncio.sleep(0)
+        assert await queue.run("other", "page", lambda: "quick", wait_forever) == "quick"
+        lens = asyncio.create_task(queue.run("tab", "lens", lambda: "lens", wait_forever))
+        left.set()
+        with pytest.raises(Cancelled):
+            await slow
+        assert await asyncio.wait_for(lens, 5) == "lens"
+
+        async def fail():
+            raise FileNotFoundError("no such folder")
+
+        with pytest.raises(FileNotFoundError):
+            await queue.run("tab", "page", lambda: 1, wait_forever, fail)
+        assert not queue._tabs and not queue._tasks
+        queue.close()
+
+    asyncio.run(scenario())
+
+
 def test_too_many_requests_are_rejected():
     async def scenario():
         queue, event = JobQueue(1, 2), threading.Event()
@@ -537,8 +564,9 @@ def test_too_many_requests_are_rejected():
     asyncio.run(scenario())
 
 
-def test_a_slow_model_delays_neither_another_tab_nor_its_own():
+def test_a_slow_model_delays_neither_its_tab_nor_others_if_more_tabs_than_threads_wait_for_it():
     started, finish = threading.Event(), threading.Event()
+    tabs = [f"slow {k}" for k in range(Limits().threads + 1)]
 
     def load():
         started.set()
@@ -553,18 +581,21 @@ def test_a_slow_model_delays_neither_another_tab_nor_its_own():
         def request(tab):
             responses[tab] = send(client, tab=tab, model="slow").status_code
 
-        threads = [threading.Thread(target=request, args=(tab,)) for tab in ("first", "second")]
+        threads = [threading.Thread(target=request, args=(tab,)) for tab in tabs]
         for thread in threads:
             thread.start()
         assert started.wait(20)
+        time.sleep(0.1)  # until all of them wait
         assert send(client, tab="other").status_code == 200 and not responses
         assert client.get("/api/models").json()["loaded"] == ["decoder"]
-        assert send(client, tab="first").status_code == 200  # a newer request of the tab cancels the one that waits
+        assert send(client, tab=tabs[0]).status_code == 200  # a newer request of the tab cancels the one that waits
         threads[0].join(20)
-        assert responses == {"first": 499}
+        assert responses == {tabs[0]: 499}
         finish.set()
-        threads[1].join(20)
-        assert responses["second"] == 200 and client.get("/api/models").json()["loaded"] == ["decoder", "slow"]
+        for thread in threads[1:]:
+            thread.join(20)
+        assert [responses[tab] for tab in tabs[1:]] == [200] * len(tabs[1:])
+        assert client.get("/api/models").json()["loaded"] == ["decoder", "slow"]
 
 
 def test_a_model_that_failed_is_loaded_again(caplog):

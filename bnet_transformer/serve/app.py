@@ -125,7 +125,8 @@ class _Api:
             document = _parse_body(body)
             tab, state = _get_tab(document), parse_page_state(document.get("state"), self.limits)
             compute = partial(self._compute, kind, tab, state)
-            media_type, content = await self.queue.run(tab, kind, compute, partial(_wait_for_disconnect, request))
+            waits = partial(_wait_for_disconnect, request), partial(self.source.wait_for_net, state.model)
+            media_type, content = await self.queue.run(tab, kind, compute, *waits)
             return Response(content, media_type=media_type)
         except Cancelled:
             return _error_response(STATUS_CLIENT_CLOSED, "the answer is no longer needed", logging.DEBUG)
