@@ -218,7 +218,7 @@ def keep_values(sentence: Sentence) -> Sentence:
 
 
 def check_flops(subject: str, flops: float, limits: Limits) -> None:
-    """Raise an error for an answer that is too expensive."""
+    """Raise an error for a run of the net, or for a sweep, that is too expensive."""
     if flops > limits.flops:
         expected, actual = f"at most {limits.flops:.0e} floating-point operations", f"{flops:.1e}"
         raise BudgetError(subject, expected=expected, actual=actual, hint="Use shorter sentences, or a smaller model")
