@@ -445,6 +445,19 @@ def test_bad_input_is_one_line_on_the_page_and_in_the_log_and_the_server_continu
     assert send(client).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/api/nobody", 404), ("GET", "/api/page", 405), ("POST", "/api/models", 405), ("POST", "/api/page/", 404)],
+)
+def test_an_unknown_path_or_method_is_one_line_on_the_page_and_in_the_log(client, caplog, method, path, status):
+    with caplog.at_level(logging.WARNING):
+        response = client.request(method, path, follow_redirects=False)
+    assert response.status_code == status and path in response.json()["error"]
+    (record,) = caplog.records
+    assert record.getMessage() == f"{status} {response.json()['error']}"
+    assert ("allow" in response.headers) == (status == 405)
+
+
 def test_an_error_of_the_library_is_one_line_and_its_traceback_is_in_the_log(caplog):
     loads = []
 
