@@ -61,8 +61,8 @@ def _describe(live: LiveSentence, state: PageState) -> tuple[dict[str, Any], byt
         contributions = _compute_contributions(live.current, state.contributions)
     except BNetError as error:
         fault = str(error)
-    is_set = live.current.state.model.do.__contains__  # a node that `do` sets has no posterior
-    posterior = [name for name in state.posterior if not is_set(live.current.ground.id(name))]
+    fixed, ground = live.current.state.model.do, live.current.ground
+    posterior = [name for name in state.posterior if ground.id(name) not in fixed]  # `do` leaves no posterior
     options = PageOptions(posterior=posterior, contributions=contributions)
     check_cancelled()
     return *describe_sentence(live.current.state, options, live.clean.state), fault
@@ -179,8 +179,8 @@ def _build_pair(source: SentenceSource, tab: str, state: PageState) -> tuple[Sen
     tokens, other_tokens = base.state.tokens, source.build_clean(tab, state.model, state.other).state.tokens
     for stack, words in tokens.items():
         if len(words) != len(other_tokens[stack]):
-            place = f" of {stack}" if len(tokens) > 1 else ""
-            expected = f"{len(words)} words{place}, as in this sentence"
+            suffix = f" of {stack}" if len(tokens) > 1 else ""
+            expected = f"{len(words)} words{suffix}, as in this sentence"
             raise BNetError("other sentence", expected=expected, actual=f"{len(other_tokens[stack])} words")
     other = source.build_other(tab, state, base)
     if tokens == other_tokens and base.state.interventions.keys() == other.state.interventions.keys():
