@@ -25,7 +25,7 @@ from bnet_transformer.page.description import PageOptions, describe_sentence
 from bnet_transformer.serve.answers import compute_lens, compute_patch, describe_page
 from bnet_transformer.serve.page_state import Limits, parse_page_state
 from bnet_transformer.serve.sentences import SentenceSource
-from tests.cases import CASES
+from tests.cases import CASES, jitter
 
 pytest.importorskip("starlette", reason='the live page: pip install "bnet-transformer[serve]"')
 pytest.importorskip("httpx2", reason="the test client of starlette requires httpx2")
@@ -138,6 +138,20 @@ def test_values_of_earlier_interventions_are_freed(source):
     torch.testing.assert_close(sentence["x_2_2"], s.do({f"x_1_{k}": s["x_0_2"] for k in range(3)})["x_2_2"])
 
 
+SET_READOUT = [{"do": [["y_2", {"set": "state", "state": 1}]]}]
+
+
+@pytest.mark.parametrize("fields", [{"steps": SET_READOUT}, {"evidence": {"y_2": 1}}], ids=["do", "evidence"])
+def test_a_node_whose_posterior_is_shown_can_be_set_and_observed(source, fields):
+    shown = {
+        item["node"]: item for item in describe_page(source, "tab", state(posterior=["y_2"], **fields))[0]["posteriors"]
+    }
+    if "steps" in fields:
+        assert "y_2" not in shown
+    else:
+        assert [row[2] for row in shown["y_2"]["states"]] == [0, 1, 0, 0, 0]
+
+
 def test_evidence_moves_the_posterior(source):
     s = build_selector().sentence(TEXT)
     page_state = parse_page_state({"model": "selector", "text": TEXT, "evidence": {"y_1": "3"}}, LIMITS)
@@ -213,6 +227,57 @@ def test_a_patch_without_a_readout_measures_the_position_between_both_values(sou
     assert answer["effects"][1][1] == pytest.approx(expected, abs=1e-5)
 
 
+def get_case(name):
+    return next(case for case in CASES if case.name == name)
+
+
+def patch_case(net, text, other, **fields):
+    """The answer of a patch of a net, with the default metric and the default role."""
+    document = {"model": "net", "text": text, "other": other, **fields}
+    return compute_patch(SentenceSource({"net": lambda: net}, Limits()), "tab", parse_page_state(document, Limits()))
+
+
+@pytest.mark.parametrize(("role", "words"), [("enc_x", (0, 3)), ("dec_x", (3, 5)), ("dec_cross_k", (0, 3))])
+def test_a_patch_has_the_words_of_the_stack_whose_nodes_are_patched(role, words):
+    text, other = "the cat sat | le chat", "sat cat the | chat le"
+    answer = patch_case(get_case("encoder-decoder").net, text, other, roles=role)
+    words = slice(*words)
+    assert answer["words"] == text.replace("| ", "").split()[words]
+    assert answer["other_words"] == other.replace("| ", "").split()[words]
+    assert {len(row) for row in (*answer["names"], *answer["effects"])} == {len(answer["words"])}
+    with pytest.raises(BNetError, match="3 words of enc"):  # also if the sum of the words is the same
+        patch_case(get_case("encoder-decoder").net, text, "the cat | le chat noir")
+
+
+@pytest.mark.parametrize("case", TYPED, ids=lambda case: case.name)
+def test_a_default_patch_is_a_table_or_one_error_in_the_words_of_the_page(case):
+    texts = [case.text] if isinstance(case.text, str) else list(case.text.values())
+    if not all(isinstance(text, str) for text in texts):
+        pytest.skip("the words of the case are not text")
+    other = " | ".join(" ".join(reversed(text.split())) for text in texts)
+    try:
+        answer = patch_case(case.net, " | ".join(texts), other)
+    except BNetError as error:
+        assert error.subject in ("patch", "other sentence") or error.expected == "one value"
+        return
+    assert all(len(row) == len(answer["words"]) for row in answer["names"])
+    if answer["metric"].startswith("position"):
+        assert answer["before"] == pytest.approx(0, abs=1e-5) and answer["after"] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("dim", [1, 3])
+def test_the_position_of_a_vector_with_a_latent_choice_needs_its_state(dim):
+    net = jitter(bt.bayesuvius(dim, slices=2, heads=3), 0.5)
+    with pytest.raises(BNetError, match=r"one value of x_2_2.*do\(c = "):
+        patch_case(net, TEXT, OTHER)
+    answer = patch_case(net, TEXT, OTHER, steps=[{"do": [["c", {"set": "state", "state": 1}]]}])
+    base, other = (net.sentence(text).do(c=1) for text in (TEXT, OTHER))
+    start, end = base["x_2_2"], other["x_2_2"]
+    moved = base.do(x_1_1=other)["x_2_2"]
+    expected = float((moved - start) @ (end - start) / (end - start).square().sum())
+    assert answer["effects"][1][1] == pytest.approx(expected, abs=1e-5)
+
+
 # bad input
 
 
@@ -253,7 +318,8 @@ def test_bad_input_is_one_clear_error(source, fields, match):
     [
         ({}, "another sentence"),
         ({"other": "the dog"}, "3 words"),
-        ({"other": TEXT}, "differ"),
+        ({"other": TEXT}, "words that differ"),
+        ({"other": OTHER, "evidence": {"y_2": 1}}, "no evidence.*evidence on y_2.*Remove"),
         ({"other": OTHER, "patch": {"node": "x_2_2", "of": ["cat"]}}, "no states"),
         ({"other": OTHER, "patch": {"node": "x_2_0"}}, "differs"),
         ({"other": OTHER, "roles": "nobody"}, "nobody"),
@@ -379,14 +445,31 @@ def test_bad_input_is_one_line_on_the_page_and_in_the_log_and_the_server_continu
     assert send(client).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/api/nobody", 404), ("GET", "/api/page", 405), ("POST", "/api/models", 405), ("POST", "/api/page/", 404)],
+)
+def test_an_unknown_path_or_method_is_one_line_on_the_page_and_in_the_log(client, caplog, method, path, status):
+    with caplog.at_level(logging.WARNING):
+        response = client.request(method, path, follow_redirects=False)
+    assert response.status_code == status and path in response.json()["error"]
+    (record,) = caplog.records
+    assert record.getMessage() == f"{status} {response.json()['error']}"
+    assert ("allow" in response.headers) == (status == 405)
+
+
 def test_an_error_of_the_library_is_one_line_and_its_traceback_is_in_the_log(caplog):
+    loads = []
+
     def fail():
+        loads.append(time.monotonic())
         raise RuntimeError("a bug\x1b[2J")
 
     app = create_app({"net": fail, "decoder": build_decoder}, token=TOKEN, hosts=[HOST])
     with TestClient(app, base_url=f"http://{HOST}") as client:
         client.headers["authorization"] = f"Bearer {TOKEN}"
         response = send(client, model="net")
+        assert len(loads) <= 2  # at the start, and by the request
         assert response.status_code == 500 and "a bug" not in response.json()["error"]
         assert any("a bug" in record.getMessage() for record in caplog.records)
         assert not any("\x1b" in record.getMessage() for record in caplog.records)
@@ -455,6 +538,29 @@ def test_a_newer_request_of_a_tab_and_a_disconnect_cancel_a_job():
     asyncio.run(scenario())
 
 
+def test_a_job_that_waits_for_its_input_needs_no_thread_and_leaves_its_tab_when_it_is_cancelled():
+    async def scenario():
+        queue, left = JobQueue(1, 9), asyncio.Event()
+        slow = asyncio.create_task(queue.run("tab", "page", lambda: 1, left.wait, wait_forever))
+        await asyncio.sleep(0)
+        assert await queue.run("other", "page", lambda: "quick", wait_forever) == "quick"
+        lens = asyncio.create_task(queue.run("tab", "lens", lambda: "lens", wait_forever))
+        left.set()
+        with pytest.raises(Cancelled):
+            await slow
+        assert await asyncio.wait_for(lens, 5) == "lens"
+
+        async def fail():
+            raise FileNotFoundError("no such folder")
+
+        with pytest.raises(FileNotFoundError):
+            await queue.run("tab", "page", lambda: 1, wait_forever, fail)
+        assert not queue._tabs and not queue._tasks
+        queue.close()
+
+    asyncio.run(scenario())
+
+
 def test_too_many_requests_are_rejected():
     async def scenario():
         queue, event = JobQueue(1, 2), threading.Event()
@@ -471,8 +577,9 @@ def test_too_many_requests_are_rejected():
     asyncio.run(scenario())
 
 
-def test_a_slow_model_delays_neither_another_tab_nor_its_own():
+def test_a_slow_model_delays_neither_its_tab_nor_others_if_more_tabs_than_threads_wait_for_it():
     started, finish = threading.Event(), threading.Event()
+    tabs = [f"slow {k}" for k in range(Limits().threads + 1)]
 
     def load():
         started.set()
@@ -487,18 +594,21 @@ def test_a_slow_model_delays_neither_another_tab_nor_its_own():
         def request(tab):
             responses[tab] = send(client, tab=tab, model="slow").status_code
 
-        threads = [threading.Thread(target=request, args=(tab,)) for tab in ("first", "second")]
+        threads = [threading.Thread(target=request, args=(tab,)) for tab in tabs]
         for thread in threads:
             thread.start()
         assert started.wait(20)
+        time.sleep(0.1)  # until all of them wait
         assert send(client, tab="other").status_code == 200 and not responses
         assert client.get("/api/models").json()["loaded"] == ["decoder"]
-        assert send(client, tab="first").status_code == 200  # a newer request of the tab cancels the one that waits
+        assert send(client, tab=tabs[0]).status_code == 200  # a newer request of the tab cancels the one that waits
         threads[0].join(20)
-        assert responses == {"first": 499}
+        assert responses == {tabs[0]: 499}
         finish.set()
-        threads[1].join(20)
-        assert responses["second"] == 200 and client.get("/api/models").json()["loaded"] == ["decoder", "slow"]
+        for thread in threads[1:]:
+            thread.join(20)
+        assert [responses[tab] for tab in tabs[1:]] == [200] * len(tabs[1:])
+        assert client.get("/api/models").json()["loaded"] == ["decoder", "slow"]
 
 
 def test_a_model_that_failed_is_loaded_again(caplog):

@@ -13,6 +13,7 @@ import bnet_transformer as bt
 from bnet_transformer.interventions import Zero
 from bnet_transformer.serve.page_state import Limits
 from tests.browser_page import download_file, launch_chromium, needs_chromium
+from tests.cases import encoder_decoder
 from tests.live_server import build_decoder, build_selector, run_live_server
 from tests.test_page_browser import HOSTILE, box, check_weights, choose, row, rows
 
@@ -41,6 +42,7 @@ MODELS = {
     "slow": load_slowly,
     "slower": load_slowly,
     "hostile": build_hostile,
+    "encoder-decoder": encoder_decoder,
 }
 
 
@@ -269,6 +271,16 @@ def test_a_patch_shows_the_sweep_and_its_cells_can_be_set(open_tab):
     after = base.do(x_1_1=clean)
     changed = float(page.locator('[data-fact="change"]').get_attribute("data-weight"))
     assert changed == pytest.approx(float((after["x_2_2"] - base["x_2_2"]).norm() / base["x_2_2"].norm()), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_a_patch_of_a_net_with_several_stacks_has_a_cell_for_each_word_of_the_stack(open_tab):
+    page = open_tab("encoder-decoder", "the cat sat | le chat", other="sat cat the | chat le")
+    page.wait_for_selector('[data-fact="metric"]')
+    words = page.locator('[data-live="patch"] tbody bdi').all_inner_texts()
+    assert words == ["the ← sat", "cat", "sat ← the"]
+    names = page.locator('[data-live="patch"] .cell').evaluate_all("all => all.map(cell => cell.dataset.name)")
+    assert set(names) == {f"enc_x_{t}_{i}" for t in range(3) for i in range(3)}
 
 
 @pytest.mark.slow

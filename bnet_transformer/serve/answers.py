@@ -61,7 +61,9 @@ def _describe(live: LiveSentence, state: PageState) -> tuple[dict[str, Any], byt
         contributions = _compute_contributions(live.current, state.contributions)
     except BNetError as error:
         fault = str(error)
-    options = PageOptions(posterior=list(state.posterior), contributions=contributions)
+    fixed, ground = live.current.state.model.do, live.current.ground
+    posterior = [name for name in state.posterior if ground.id(name) not in fixed]  # `do` leaves no posterior
+    options = PageOptions(posterior=posterior, contributions=contributions)
     check_cancelled()
     return *describe_sentence(live.current.state, options, live.clean.state), fault
 
@@ -96,7 +98,7 @@ def _find_default_metric(sentence: Sentence) -> str:
 def _list_patch_roles(network: Network) -> list[str]:
     """The roles that a sweep can patch, of deterministic nodes of words, with the hidden states first."""
     states = [find_state_group(network, stack) for stack in network.graph.word_stacks]
-    roles = [group.stem for group in states if group is not None]
+    roles = [group.stem for group in states if group is not None and group.slice is not None]
     for spec in network.specs:
         group = spec.group
         if (
@@ -130,29 +132,26 @@ def compute_patch(source: SentenceSource, tab: str, state: PageState) -> dict[st
     The sentence of the state is the run that is patched; the other sentence has the values. The effect of a cell is the
     change of the metric, so a cell with the effect of the whole difference carries the answer.
     """
-    if not state.other.strip():
-        raise BNetError("patch", expected="another sentence, whose values are patched into this one", actual="no words")
-    base = source.build(tab, state).current
-    count = len(source.build_clean(tab, state.model, state.other).words)
-    if count != len(base.words):
-        expected, actual = f"{len(base.words)} words, as in this sentence", f"{count} words"
-        raise BNetError("other sentence", expected=expected, actual=actual)
-    other = source.build_other(tab, state, base)
+    base, other = _build_pair(source, tab, state)
     network = base.net.network
-    role = state.roles or next(iter(_list_patch_roles(network)), "x")
+    role = state.roles or next(iter(_list_patch_roles(network)), "")
+    if not role:
+        raise BNetError("patch", expected="a net with slices of words", actual="no such nodes")
     clean = source.build_other(tab, replace(state, other=state.text), base)
     metric, text = _build_metric(base, clean, other, state.patch)
     options: dict[str, Any] = {"at": role, "metric": metric, "memory": SWEEP_MEMORY}
-    if "head" in {plate for group in network.graph.by_stem.get(role, ()) for plate in group.plates}:
+    groups = network.graph.by_stem.get(role, ())
+    if any("head" in group.plates for group in groups):
         options["over"] = PATCH_AXES
     route = explain_sweep(other, base, **options)
     check_flops("patch", float(route.flops or 0), source.limits)
     check_cancelled()
     result = sweep(other, base, progress=False, **options)
     if result.axes != PATCH_AXES:
-        raise BNetError(
-            "role", expected="nodes with slices and words", actual=f"{role} with {' and '.join(result.axes)}"
-        )
+        axes = " and ".join(result.axes)
+        raise BNetError("role", expected="nodes with slices and words", actual=f"{role} with {axes}")
+    stack = groups[0].word_stack  # the words of the table are those of the nodes that are patched
+    assert stack is not None
     assert result.clean is not None and result.corrupt is not None
     shape = result.values.shape
     names = [[result.names.get((row, column)) for column in range(shape[1])] for row in range(shape[0])]
@@ -160,13 +159,33 @@ def compute_patch(source: SentenceSource, tab: str, state: PageState) -> dict[st
         "metric": text,
         "role": role,
         "slices": [str(position) for position in result.positions["slice"]],
-        "words": [format_token(word) for word in base.words],
-        "other_words": [format_token(word) for word in other.words],
+        "words": [format_token(word) for word in base.state.tokens[stack]],
+        "other_words": [format_token(word) for word in other.state.tokens[stack]],
         "names": names,
         "effects": [[_finite(value) for value in row] for row in result.values.tolist()],
-        "before": float(result.corrupt[0]),
-        "after": float(result.clean[0]),
+        "before": _finite(float(result.corrupt[0])),
+        "after": _finite(float(result.clean[0])),
     }
+
+
+def _build_pair(source: SentenceSource, tab: str, state: PageState) -> tuple[Sentence, Sentence]:
+    """The sentence of a state and its other sentence; an error if no values of one can be patched into the other."""
+    if not state.other.strip():
+        raise BNetError("patch", expected="another sentence, whose values are patched into this one", actual="no words")
+    if state.evidence:
+        names = ", ".join(name for name, _ in state.evidence)
+        raise BNetError("patch", expected="no evidence", actual=f"evidence on {names}", hint="Remove it first")
+    base = source.build(tab, state).current
+    tokens, other_tokens = base.state.tokens, source.build_clean(tab, state.model, state.other).state.tokens
+    for stack, words in tokens.items():
+        if len(words) != len(other_tokens[stack]):
+            suffix = f" of {stack}" if len(tokens) > 1 else ""
+            expected = f"{len(words)} words{suffix}, as in this sentence"
+            raise BNetError("other sentence", expected=expected, actual=f"{len(other_tokens[stack])} words")
+    other = source.build_other(tab, state, base)
+    if tokens == other_tokens and base.state.interventions.keys() == other.state.interventions.keys():
+        raise BNetError("other sentence", expected="words that differ from this sentence", actual="the same words")
+    return base, other
 
 
 def _finite(value: float) -> float | None:
@@ -182,6 +201,8 @@ def _build_metric(base: Sentence, clean: Sentence, other: Sentence, question: Qu
     without its interventions (`clean`) and 1 in the other one.
     """
     name = question.node or _find_default_metric(base)
+    if not name:
+        raise BNetError("patch", expected="the name of a node whose change is measured", actual="no name")
     node = base.ground.id(name)
     if base.state.model.spec(node).tpm.kind == "discrete":
         of = question.of or _find_changed_states(base, other, name)
@@ -191,7 +212,7 @@ def _build_metric(base: Sentence, clean: Sentence, other: Sentence, question: Qu
         return {name: states[0] if len(states) == 1 else tuple(states)}, " - ".join(terms)
     if question.of:
         raise BNetError("patch", expected=f"no states for {name}, which is a vector", actual=", ".join(question.of))
-    start, end = (_flatten(sentence[name].detach()) for sentence in (clean, other))
+    start, end = (_compute_vector(sentence, name) for sentence in (clean, other))
     difference = end - start
     if not bool(difference.abs().sum() > 0):
         hint = "Use a node after the words that differ"
@@ -207,8 +228,14 @@ def _build_metric(base: Sentence, clean: Sentence, other: Sentence, question: Qu
     ), f"position of {name} from its value without interventions (0) to that in the other sentence (1)"
 
 
-def _flatten(value: Tensor) -> Tensor:
-    """A value as a vector."""
+def _compute_vector(sentence: Sentence, name: str) -> Tensor:
+    """The value of a node as a vector; an error if it has a value for each state of a latent choice."""
+    state = sentence.state
+    node, value = state.ground.id(name), sentence[name].detach()
+    if tuple(value.shape) != state.model.spec(node).shape:
+        choices = [state.ground.name(choice) for choice in state.evaluator.find_open_choices([node])]
+        hint = "Set " + ", ".join(f"do({choice} = ...)" for choice in choices) + " first"
+        raise BNetError("patch", expected=f"one value of {name}", actual="one for each state of a choice", hint=hint)
     return value.reshape(-1)
 
 

@@ -20,7 +20,7 @@ from bnet_transformer.page.render import bundle_script, read_asset, render_style
 from bnet_transformer.serve.answers import compute_lens, compute_patch, describe_page, render_file
 from bnet_transformer.serve.jobs import JobQueue, ServerBusyError
 from bnet_transformer.serve.page_state import Limits, PageState, parse_page_state
-from bnet_transformer.serve.security import LOGGER, Guard
+from bnet_transformer.serve.security import API_PREFIX, LOGGER, Guard
 from bnet_transformer.serve.sentences import SentenceSource
 
 if TYPE_CHECKING:
@@ -85,7 +85,14 @@ def create_app(
         *(Route(f"/api/{kind}", partial(api.answer, kind), methods=["POST"]) for kind in api.answers),
     ]
     guard = Middleware(Guard, token=token, hosts=hosts, max_body=limits.body)
-    return Starlette(routes=routes, middleware=[guard], lifespan=run_lifespan)
+    app = Starlette(
+        routes=routes,
+        middleware=[guard],
+        lifespan=run_lifespan,
+        exception_handlers=dict.fromkeys((404, 405), _answer_unknown_route),
+    )
+    app.router.redirect_slashes = False
+    return app
 
 
 class _Api:
@@ -125,7 +132,8 @@ class _Api:
             document = _parse_body(body)
             tab, state = _get_tab(document), parse_page_state(document.get("state"), self.limits)
             compute = partial(self._compute, kind, tab, state)
-            media_type, content = await self.queue.run(tab, kind, compute, partial(_wait_for_disconnect, request))
+            waits = partial(_wait_for_disconnect, request), partial(self.source.wait_for_net, state.model)
+            media_type, content = await self.queue.run(tab, kind, compute, *waits)
             return Response(content, media_type=media_type)
         except Cancelled:
             return _error_response(STATUS_CLIENT_CLOSED, "the answer is no longer needed", logging.DEBUG)
@@ -193,6 +201,18 @@ def _error_response(status: int, text: str, level: int) -> Response:
     line = escape_invisible(" ".join(text.split()))
     LOGGER.log(level, "%s %s", status, line)
     return JSONResponse({"error": line}, status_code=status)
+
+
+async def _answer_unknown_route(request: Request, error: Exception) -> Response:
+    """Answer a request whose path or method the server does not have."""
+    from starlette.exceptions import HTTPException
+
+    assert isinstance(error, HTTPException)
+    level = logging.WARNING if request.url.path.startswith(API_PREFIX) else logging.DEBUG
+    text = f"{request.method} {request.url.path}: {error.detail}"
+    response = _error_response(error.status_code, text, level)
+    response.headers.update(error.headers or {})
+    return response
 
 
 async def _serve_shell(_: Request) -> Response:

@@ -1,13 +1,13 @@
 """Computations in threads: those of one tab run one after the other, those of several tabs at the same time.
 
 A job is cancelled when its client disconnects, or when its tab sends a newer request of the same kind. A waiting job
-then never starts, and a running one stops at its next call of `check_cancelled`.
+then never starts, and a running one stops at its next call of `check_cancelled`. A job that waits for a model needs no
+thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from bnet_transformer._core.cancellation import Cancelled, cancellable
 from bnet_transformer.errors import BudgetError
 
 T = TypeVar("T")
-Waiting = Callable[[], Coroutine[Any, Any, object]]  # returns when the client has disconnected
+Waiting = Callable[[], Coroutine[Any, Any, object]]
 
 
 class ServerBusyError(BudgetError):
@@ -33,7 +33,7 @@ class Job:
     """
 
     kind: str
-    _stopped: threading.Event = field(default_factory=threading.Event)
+    _stopped: asyncio.Event = field(default_factory=asyncio.Event)  # set in the event loop, and read by threads
 
     def cancel(self) -> None:
         """Stop the job at its next check."""
@@ -43,6 +43,18 @@ class Job:
         """Raise `Cancelled` if the job was cancelled."""
         if self._stopped.is_set():
             raise Cancelled
+
+    async def wait(self, waiting: Coroutine[Any, Any, object]) -> None:
+        """Wait for a coroutine, or raise `Cancelled` as soon as the job is cancelled."""
+        tasks = [asyncio.ensure_future(waiting), asyncio.ensure_future(self._stopped.wait())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if tasks[0].done():
+                tasks[0].result()
+            self.check()
+        finally:
+            for task in tasks:
+                task.cancel()
 
 
 @dataclass(eq=False)
@@ -72,7 +84,8 @@ class JobQueue:
         tab_id: str,
         kind: str,
         function: Callable[[], T],
-        wait_for_disconnect: Callable[[], Coroutine[Any, Any, None]],
+        wait_for_disconnect: Waiting,
+        wait_for_input: Waiting | None = None,
     ) -> T:
         """Run a function in a thread and return its result.
 
@@ -82,6 +95,8 @@ class JobQueue:
                 `page` replaces all jobs of the tab.
             function: The function.
             wait_for_disconnect: A coroutine function that returns when the client has disconnected.
+            wait_for_input: A coroutine function that returns when the function can run; until then the job needs no
+                thread. Its error is the error of the job.
 
         Returns:
             The result of the function.
@@ -99,7 +114,7 @@ class JobQueue:
                 other.cancel()
         job = Job(kind)
         tab.jobs.append(job)
-        task = asyncio.ensure_future(self._run_in_turn(tab_id, tab, job, function))
+        task = asyncio.ensure_future(self._run_in_turn(tab_id, tab, job, function, wait_for_input))
         self._tasks.add(task)
         task.add_done_callback(self._finish)
         disconnected = asyncio.ensure_future(wait_for_disconnect())
@@ -113,11 +128,15 @@ class JobQueue:
                 job.cancel()
             disconnected.cancel()
 
-    async def _run_in_turn(self, tab_id: str, tab: Tab, job: Job, function: Callable[[], T]) -> T:
+    async def _run_in_turn(
+        self, tab_id: str, tab: Tab, job: Job, function: Callable[[], T], wait_for_input: Waiting | None
+    ) -> T:
         """Run a job after the earlier jobs of its tab; a cancelled job first leaves its thread."""
         try:
             async with tab.lock:
                 job.check()
+                if wait_for_input is not None:
+                    await job.wait(wait_for_input())
                 return await asyncio.get_running_loop().run_in_executor(self._pool, _run_job, job, function)
         finally:
             tab.jobs.remove(job)

@@ -19,7 +19,7 @@ class Limits:
 
     Args:
         words: The maximum number of words of a sentence.
-        flops: The maximum number of floating-point operations of one answer.
+        flops: The maximum number of floating-point operations of one run of the net, and of all runs of a sweep.
         steps: The maximum number of interventions and undos of a state.
         body: The maximum number of bytes of a request.
         sentences: The number of sentences whose values are kept for the next request.

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 
 from bnet_transformer._core.cancellation import check_cancelled
+from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.bnet import BNet
 from bnet_transformer.data.encode import split_stack_texts
 from bnet_transformer.declare import Network
@@ -28,7 +30,6 @@ Key = tuple[str, ...]
 
 EXAMPLE = "the cat sat on the mat"
 EXAMPLE_LENGTHS = (6, 3, 2, 1)  # some nets limit the number of words
-POLL_SECONDS = 0.05  # while a model is loaded, its jobs are cancelled after at most this time
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class SentenceSource:
     def load(self, name: str) -> Future[BNet]:
         """Return the future of the net of a model, which a thread loads on first use, and again after an error.
 
-        A load cannot be interrupted, so no job runs it: a job that waits for it can be cancelled.
+        A load cannot be interrupted, so no job runs it. A job waits for it in the event loop, by `wait_for_net`.
         """
         if name not in self.models:
             raise unknown_name_error("model", name, self.models)
@@ -77,13 +78,22 @@ class SentenceSource:
         with self._lock:
             return [name for name, load in self._loads.items() if load.done() and load.exception() is None]
 
+    async def wait_for_net(self, name: str) -> None:
+        """Return when a model is loaded; an error of its load is raised."""
+        loop, loaded, load = asyncio.get_running_loop(), asyncio.Event(), self.load(name)
+
+        def notify(_: Future[BNet]) -> None:
+            with suppress(RuntimeError):  # the server was stopped, and its loop is closed
+                loop.call_soon_threadsafe(loaded.set)
+
+        load.add_done_callback(notify)
+        await loaded.wait()
+        with translate_memory_errors(f"model {name}"):
+            load.result()
+
     def get_net(self, name: str) -> BNet:
-        """Return the net of a model, which is loaded on first use; other models can be used while it loads."""
-        load = self.load(name)
-        while not load.done():
-            check_cancelled()
-            wait([load], POLL_SECONDS)
-        return load.result()
+        """Return the net of a model, which is loaded on first use; this blocks the thread until it is loaded."""
+        return self.load(name).result()
 
     def choose_text(self, tab: str, state: PageState) -> PageState:
         """Return a state with a text: an empty one is replaced by a sentence that the net accepts, if it has words."""
@@ -208,7 +218,7 @@ def keep_values(sentence: Sentence) -> Sentence:
 
 
 def check_flops(subject: str, flops: float, limits: Limits) -> None:
-    """Raise an error for an answer that is too expensive."""
+    """Raise an error for a run of the net, or for a sweep, that is too expensive."""
     if flops > limits.flops:
         expected, actual = f"at most {limits.flops:.0e} floating-point operations", f"{flops:.1e}"
         raise BudgetError(subject, expected=expected, actual=actual, hint="Use shorter sentences, or a smaller model")

@@ -33,20 +33,26 @@ export function renderLens(lens, onSelect) {
   return [table, ...lens.notes.map((/** @type {string} */ note) => htmlElement("p", { class: "small" }, note))];
 }
 
+/** Whether a place of the table has a node and a finite effect. @param {string|null|undefined} name @param {number|null|undefined} effect */
+const isCell = (name, effect) => typeof name === "string" && typeof effect === "number";
+
+/** A value of the metric; JSON has no infinite numbers. @param {number|null} value */
+const finite = (value) => (value === null ? "not finite" : value.toPrecision(3));
+
 /** The effect of each patch on the metric. @param {any} patch @param {(name: string) => void} onSelect */
 export function renderPatch(patch, onSelect) {
   /** @type {{name: string, effect: number}[]} */
-  const cells = patch.names.flatMap((/** @type {(string|null)[]} */ row, /** @type {number} */ slice) => row.flatMap((name, word) => (name === null || patch.effects[slice][word] === null ? [] : [{ name, effect: patch.effects[slice][word] }])));
+  const cells = patch.names.flatMap((/** @type {(string|null)[]} */ row, /** @type {number} */ slice) => row.flatMap((name, word) => (isCell(name, patch.effects[slice][word]) ? [{ name, effect: patch.effects[slice][word] }] : [])));
   const greatest = Math.max(...cells.map(({ effect }) => Math.abs(effect)), 1e-300);
   const words = patch.words.map((/** @type {string} */ word, /** @type {number} */ k) => (word === patch.other_words[k] ? word : `${word} ← ${patch.other_words[k]}`));
   const table = renderTable(`effects of patches of ${patch.role}`, words, patch.slices, patch.slices.length > MAX_LABELLED_COLUMNS, (word, slice) => {
     const name = patch.names[slice][word], effect = patch.effects[slice][word];
-    if (name === null || effect === null) return htmlElement("td", {});
+    if (!isCell(name, effect)) return htmlElement("td", {});
     return renderCell("", `${name}: ${signed(effect)}`, effect / greatest, name.split(/[,\s]/)[0], effect, onSelect);
   });
   const largest = [...cells].sort((a, b) => Math.abs(b.effect) - Math.abs(a.effect)).slice(0, MAX_LARGEST);
   return [
-    htmlElement("p", { class: "small", "data-fact": "metric" }, `${patch.metric}: ${patch.before.toPrecision(3)} here, ${patch.after.toPrecision(3)} in the other sentence. A cell is the change if only this node has its value of the other sentence.`),
+    htmlElement("p", { class: "small", "data-fact": "metric" }, `${patch.metric}: ${finite(patch.before)} here, ${finite(patch.after)} in the other sentence. A cell is the change if only this node has its value of the other sentence.`),
     htmlElement("p", { class: "small" }, "Largest: ", ...largest.flatMap(({ name, effect }) => [htmlElement("button", { type: "button", class: "name", "data-name": name, onclick: () => onSelect(name) }, name), ` ${signed(effect)} `])),
     table,
   ];
