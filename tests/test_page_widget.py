@@ -376,6 +376,24 @@ def check_row(actual, row):
     assert all(abs(actual[j] - float(weight)) <= 0.5 / 255 + 6e-5 for j, weight in enumerate(row))
 
 
+def check_heads_of_a_word(page, widget):
+    """A head of which one word is set is neither on nor off, and every head can be switched while another is off."""
+    page.locator('[data-command="unfold"]').click()
+    page.locator('[name="head"]').select_option("1")
+    page.locator('[data-node="a_0_1_2"]').click()
+    page.locator('[data-action="zero"]').click()
+    page.locator('[data-action="head-1"][aria-pressed="mixed"]').click()
+    page.wait_for_selector('[data-action="head-1"][aria-pressed="true"]')
+    assert widget.description["interventions"] == {f"a_0_1_{word}": "zero" for word in range(6)}
+    page.locator('[name="head"]').select_option("mean")
+    page.locator('[data-nodes="a_0_*_2"]').click()
+    page.locator('[data-action="head-2"][aria-pressed="false"]').click()
+    page.wait_for_selector('[data-action="head-2"][aria-pressed="true"]')
+    assert len(widget.description["interventions"]) == 12
+    page.keyboard.press("Escape")
+    assert page.locator('[data-switch^="a_0_"]').evaluate_all("all => all.map(e => e.ariaPressed)") == ["true", "false", "false"]
+
+
 @pytest.mark.slow
 @needs_chromium
 def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
@@ -383,6 +401,7 @@ def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
     with cell(watched, tmp_path, harness) as page:
         page.locator('[data-switch="a_0_1"]').click()  # a head is switched off ...
         page.wait_for_selector('[data-switch="a_0_1"][aria-pressed="false"]')
+        assert page.locator('[data-part="do"] li').evaluate_all("all => all.map(e => e.dataset.name)") == ["a_0_1_*"]
         off = concat.do({"a_0_1_*": Zero()})
         check_row(read_weights(page, f"x_2_{sat}", "reads-a_1"), off.attention(1).detach().mean(0)[sat])
         page.locator(f'[data-node="x_1_{sat}"]').click()  # ... a word is patched ...
@@ -400,6 +419,7 @@ def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
         page.locator('[data-action="undo-all"]').click()  # ... and everything is restored
         page.wait_for_selector(".fill-do", state="detached")
         check_row(read_weights(page, f"x_2_{sat}", "reads-a_1"), concat.attention(1).detach().mean(0)[sat])
+        check_heads_of_a_word(page, harness.widget)
         page.evaluate("() => window.leave()")
         assert page.evaluate("() => window.countListeners()") == 0 and not page.locator(".node").count()
 

@@ -92,22 +92,49 @@ function renderContributions(readout, onSelect) {
     htmlElement("p", { class: "small" }, `The parts sum to ${signed(readout.value)}. ${norms}${effects}`), htmlElement("table", { class: "bars" }, renderCaption(`contributions to ${readout.of}`), head, body), ...more, ...omitted);
 }
 
+/** Whether all words of a head are set to zero ("off"), some of its words are set otherwise ("mixed"), or none is set ("on"), and the pattern of its nodes. @param {Description} description @param {import("./ground_graph.js").Group} group @param {number} head */
+function readHead(description, group, head) {
+  const prefix = `${group.name}_${head}_`, values = Object.entries(description.interventions).filter(([name]) => name.startsWith(prefix)).map(([, value]) => value);
+  const isOff = values.length > 0 && values.length === group.dims.at(-1) && values.every((value) => value === "zero" || value === "0");
+  return { pattern: `${prefix}*`, status: !values.length ? "on" : isOff ? "off" : "mixed" };
+}
+
+/** Switch a head off in all words, or on again. @param {any} host @param {{pattern: string, status: string}} state */
+const toggleHead = (host, { pattern, status }) => () => (status === "off" ? host.undo([pattern]) : host.do([[pattern, { set: "zero" }]]));
+
 /** A switch for each head of a plate, if a host can set heads to zero. @param {Description} description @param {any} host */
 function renderHeadSwitches(description, host) {
   const groups = description.groups.filter((/** @type {any} */ group, /** @type {number} */ k) => group.plates.join() === "head" && description.attention.some((/** @type {any} */ attention) => attention.group === k));
   if (!host || !groups.length) return [];
-  const interventions = Object.keys(description.interventions), heads = Array.from({ length: description.plate_sizes.head }, (_, head) => head);
+  const heads = Array.from({ length: description.plate_sizes.head }, (_, head) => head);
   const rows = groups.map((/** @type {any} */ group) => htmlElement("tr", {}, htmlElement("th", { scope: "row" }, group.name), ...heads.map((head) => {
-    const prefix = `${group.name}_${head}_`, isOff = interventions.some((name) => name.startsWith(prefix)), label = `${group.name}, head ${head}`;
-    const toggle = () => (isOff ? host.undo([`${prefix}*`]) : host.do([[`${prefix}*`, { set: "zero" }]]));
-    return htmlElement("td", {}, htmlElement("button", { type: "button", class: "switch", "data-switch": `${group.name}_${head}`, "aria-pressed": !isOff, "aria-label": label, title: `${label} is ${isOff ? "off" : "on"}`, onclick: toggle }, String(head)));
+    const state = readHead(description, group, head), label = `${group.name}, head ${head}`, isOn = state.status === "mixed" ? "mixed" : state.status === "on";
+    const title = `${label} is ${state.status === "mixed" ? "set in some words, or not to zero" : state.status}`;
+    return htmlElement("td", {}, htmlElement("button", { type: "button", class: "switch", "data-switch": `${group.name}_${head}`, "aria-pressed": isOn, "aria-label": label, title, onclick: toggleHead(host, state) }, String(head)));
   })));
   return [renderSection("Active heads", "switches", htmlElement("div", { class: "wide" }, htmlElement("table", { class: "cells" }, renderCaption("active heads: slices are rows, heads are columns"), htmlElement("tbody", {}, ...rows))))];
 }
 
+/** The values that do sets; nodes that have the same value in all words are one entry, whose word is a star. @param {Description} description @returns {Record<string, string>} */
+function collapseWords(description) {
+  const values = description.interventions, result = /** @type {Record<string, string>} */ ({});
+  const names = new Set(Object.keys(values)), groups = description.groups.filter((/** @type {import("./ground_graph.js").Group} */ group) => group.word_stack !== null && Number(group.dims.at(-1)) > 1);
+  for (const { name, dims } of groups) {
+    const plates = dims.slice(0, -1).reduce((/** @type {string[]} */ prefixes, /** @type {number} */ size) => prefixes.flatMap((prefix) => Array.from({ length: size }, (_, k) => `${prefix}_${k}`)), [name]);
+    for (const prefix of plates) {
+      if (!names.has(`${prefix}_0`)) continue;
+      const words = Array.from({ length: dims.at(-1) }, (_, word) => `${prefix}_${word}`);
+      if (!words.every((word) => names.has(word) && values[word] === values[words[0]])) continue;
+      result[`${prefix}_*`] = values[words[0]];
+      for (const word of words) names.delete(word);
+    }
+  }
+  return { ...result, ...Object.fromEntries(Object.entries(values).filter(([key]) => names.has(key))) };
+}
+
 /** The interventions and the evidence. @param {Description} description @param {any} host */
 function renderEvidence(description, host) {
-  const groups = [["Set by do", description.interventions, "do"], ["Evidence", description.evidence, "evidence"]].filter(([, values]) => Object.keys(values).length);
+  const groups = [["Set by do", collapseWords(description), "do"], ["Evidence", description.evidence, "evidence"]].filter(([, values]) => Object.keys(values).length);
   return groups.map(([title, values, key]) => renderSection(title, key, ...renderList(Object.entries(values), ([name, value]) => htmlElement("li", { "data-name": name }, htmlElement("code", {}, name), " = ", isolateText(value))),
     ...(key === "do" && host ? [htmlElement("button", { type: "button", "data-action": "undo-all", onclick: () => host.undo([]) }, "undo all")] : [])));
 }
@@ -223,24 +250,25 @@ function renderInterventions(facts, name, group, word) {
   const buttons = [], intervene = (/** @type {any} */ setting) => () => host.do([[name, setting]]);
   const states = description.posteriors.find((/** @type {any} */ posterior) => posterior.node === name)?.states;
   const isSet = facts.ids.some((id) => facts.graph.nodeName(id) in description.interventions);
-  if (isSet) buttons.push(htmlElement("button", { type: "button", "data-action": "undo", onclick: () => host.undo([name]) }, "undo"));
+  const isVector = group.kind === "deterministic" && group.word_stack !== null && !states;
+  if (isSet) buttons.push(htmlElement("button", { type: "button", "data-action": "undo", title: `undo do on ${name}`, onclick: () => host.undo([name]) }, "undo"));
   else if (states) buttons.push(...states.map((/** @type {[string, number, number, number]} */ [label, , , state]) => htmlElement("button", { type: "button", "data-action": `state-${state}`, onclick: intervene({ set: "state", state }) }, `do(${name} = `, isolateText(label), ")")));
-  else if (group.kind === "deterministic" && group.word_stack !== null) {
-    buttons.push(htmlElement("button", { type: "button", "data-action": "zero", onclick: intervene({ set: "zero" }) }, "set to zero"));
-    if (group.plates.includes("head") && group.plates.length === 1) {
-      const heads = facts.ids.length > 1 ? Array.from({ length: facts.ids.length }, (_, head) => head) : [facts.graph.indices(facts.ids[0])[0]];
-      buttons.push(...heads.map((head) => {
-        const pattern = `${group.name}_${head}_*`, isOff = Object.keys(description.interventions).some((key) => key.startsWith(`${group.name}_${head}_`));
-        return htmlElement("button", { type: "button", "data-action": `head-${head}`, "aria-pressed": isOff, onclick: () => (isOff ? host.undo([pattern]) : host.do([[pattern, { set: "zero" }]])) }, `switch head ${head} ${isOff ? "on" : "off"}`);
-      }));
-    }
-    if (facts.ids.length === 1 && word !== null) {
-      const stack = /** @type {any} */ (facts.graph.stacks.find((candidate) => candidate.name === group.word_stack));
-      const picker = /** @type {HTMLSelectElement} */ (htmlElement("select", { "data-action": "patch", "aria-label": "patch in the value of another word" }, htmlElement("option", { value: "" }, "patch in the value of …"),
-        ...stack.words.map((/** @type {string} */ text, /** @type {number} */ index) => htmlElement("option", { value: index, disabled: index === word }, `${index} ${text}`))));
-      picker.addEventListener("change", () => { if (picker.value) host.do([[name, { set: "node", from: name.replace(/_\d+$/, `_${picker.value}`) }]]); });
-      buttons.push(picker);
-    }
+  else if (isVector) buttons.push(htmlElement("button", { type: "button", "data-action": "zero", onclick: intervene({ set: "zero" }) }, "set to zero"));
+  if (isVector && group.plates.join() === "head") buttons.push(...renderHeadButtons(facts, group));
+  if (isVector && !isSet && facts.ids.length === 1 && word !== null) {
+    const stack = /** @type {any} */ (facts.graph.stacks.find((candidate) => candidate.name === group.word_stack));
+    const picker = /** @type {HTMLSelectElement} */ (htmlElement("select", { "data-action": "patch", "aria-label": "patch in the value of another word" }, htmlElement("option", { value: "" }, "patch in the value of …"),
+      ...stack.words.map((/** @type {string} */ text, /** @type {number} */ index) => htmlElement("option", { value: index, disabled: index === word }, `${index} ${text}`))));
+    picker.addEventListener("change", () => { if (picker.value) host.do([[name, { set: "node", from: name.replace(/_\d+$/, `_${picker.value}`) }]]); });
+    buttons.push(picker);
   }
   return buttons.length ? [renderSection("do", "interventions", htmlElement("div", { class: "buttons" }, ...buttons))] : [];
+}
+
+/** The buttons that switch the heads of the selected nodes off, in all words. @param {NodeFacts} facts @param {import("./ground_graph.js").Group} group */
+function renderHeadButtons({ description, graph, host, ids }, group) {
+  return ids.map((id) => {
+    const [head] = graph.indices(id), state = readHead(description, group, head), isPressed = state.status === "mixed" ? "mixed" : state.status === "off";
+    return htmlElement("button", { type: "button", "data-action": `head-${head}`, "aria-pressed": isPressed, onclick: toggleHead(host, state) }, `switch head ${head} ${state.status === "off" ? "on" : "off"} (all words)`);
+  });
 }
