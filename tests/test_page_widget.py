@@ -239,7 +239,8 @@ INVALID = [
     *[("state", {"steps": ["x"]}, "step"), ("state", {"steps": [{"do": 1}]}, "do with names")],
     ("state", {"steps": [{"do": [["x_1_2", {"set": "zero"}]]}], "selected": "x_9_9"}, "x_0_0 to x_2_5"),
     ("state", {"steps": [{"do": [["x_1_2", {"set": "zero"}]]}], "view": {"head": 3}}, "head"),
-    ("sentence", "x_1_2", "a Sentence"),
+    *[("sentence", "x_1_2", "a Sentence"), ("sentence", None, "a Sentence"), ("view", None, "a mapping of settings")],
+    *[("selected", "*", r"got '\*'"), ("selected", "a_0_*_9", r"got 'a_0_\*_9'"), ("view", {"head": "2"}, "got '2'")],
 ]
 
 
