@@ -614,6 +614,8 @@ def test_a_printed_page_has_the_sentence_the_whole_graph_and_the_facts(show):
                 assert "x_1_2" in text and "deterministic" in text and "reads with P(j | i)" in text
                 hidden = page.locator(".toolbar, .view, .close, .panel [data-highlight]")
                 assert not any(part.is_visible() for part in hidden.all())
+                faint = "all => all.map((part) => getComputedStyle(part).opacity)"
+                assert page.locator(".band .back").evaluate_all(faint) == ["1"] * count  # a selection dims no arrow
                 assert colours(page, ".printout h1") == [rgb(get_palette("light")[name]) for name in ("ink", "paper")]
 
 

@@ -261,6 +261,10 @@ def test_a_patch_shows_the_sweep_and_its_cells_can_be_set(open_tab):
     assert effects == pytest.approx(
         {name: float(result.values[index]) for index, name in result.names.items()}, abs=1e-5
     )
+    page.emulate_media(media="print")
+    assert not any(part.is_visible() for part in page.locator("form, [data-live='lens'], .live-message").all())
+    assert page.locator('[data-live="patch"] table').is_visible()
+    page.emulate_media(media="screen")
     page.locator('[data-live="patch"] .cell[data-name="x_1_1"]').click()
     assert fact(page, "name") == "x_1_1"
     with wait_until_updated(page):
