@@ -132,6 +132,18 @@ def test_the_panel_shows_the_attention_of_a_word_in_each_head(show):
             check_weights(rows(page, f"reads-a_{slice_}"), {j: float(table[word, j]) for j in range(word + 1)})
             choose(page, f"x_{slice_}_{word}")
             check_weights(rows(page, f"readers-a_{slice_}"), {i: float(table[i, word]) for i in range(word, 6)})
+        page.locator('[name="head"]').select_option("mean")
+        choose(page, "x_2_5")
+        cells = page.locator('.panel [data-part="heads-a_1"] tbody tr')
+        read = "all => all.map(({ dataset: { head, word, weight } }) => [head, word, weight].map(Number))"
+        strongest = cells.evaluate_all(read)
+        weights, words = s.attention(1).detach()[:, 5].max(-1)
+        assert {head: word for head, word, _ in strongest} == dict(enumerate(words.tolist()))
+        check_weights({head: weight for head, _, weight in strongest}, row(weights[None], 0))
+        assert [weight for *_, weight in strongest] == sorted((weight for *_, weight in strongest), reverse=True)
+        cells.locator("button").last.click()
+        assert page.locator('[name="head"]').input_value() == str(strongest[-1][0]) and not cells.count()
+        check_weights(rows(page, "reads-a_1"), row(s.attention(1).detach()[strongest[-1][0]], 5))
 
 
 @pytest.mark.slow

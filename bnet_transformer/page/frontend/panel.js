@@ -9,11 +9,13 @@ import { htmlElement, renderLabel } from "./elements.js";
  * @typedef {import("./attention.js").PageAttention} PageAttention
  * @typedef {import("./attention.js").AttentionEntry} AttentionEntry
  * @typedef {{relation: string, ids: number[]}} Relatives
- * @typedef {{description: Description, graph: GroundGraph, ids: number[], tables: {title: string, key: string, rows: {word: string, index: number, weight: number}[], note: string}[],
- *   relatives: Relatives[], highlight: string, onHighlight: (relation: string) => void, onSelect: (name: string) => void, host: any, announce: (text: string) => void}} NodeFacts
+ * @typedef {{head: number, word: string, index: number, weight: number}} HeadEntry  the strongest word of a head
+ * @typedef {{description: Description, graph: GroundGraph, ids: number[], tables: {title: string, key: string, rows: {word: string, index: number, weight: number}[], heads: HeadEntry[], note: string}[],
+ *   relatives: Relatives[], highlight: string, onHighlight: (relation: string) => void, onSelect: (name: string) => void, onHead: (head: number) => void, host: any, announce: (text: string) => void}} NodeFacts
  */
 
 const MAX_LISTED = 400; // names of a list that are shown at once
+const MAX_ROWS = 12; // rows of a table that are shown at once
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 
 /** MathML from nested lists. @param {any} tree @returns {Element} */
@@ -40,6 +42,13 @@ const renderCaption = (text) => htmlElement("caption", { class: "unseen" }, text
 
 /** A word whose direction of writing does not affect the text around it. @param {string} text */
 const isolateText = (text) => htmlElement("bdi", {}, text);
+
+/** The first rows of a table, and a button that shows the others. @template T @param {T[]} items @param {(item: T) => HTMLElement} renderRow @param {string} label */
+function renderRows(items, renderRow, label) {
+  const body = htmlElement("tbody", {}, ...items.slice(0, MAX_ROWS).map(renderRow)), remaining = items.slice(MAX_ROWS);
+  const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, label)] : [];
+  return { body, more };
+}
 
 /** Prior and posterior of discrete nodes. @param {Description} description */
 function renderPosteriors(description) {
@@ -83,8 +92,7 @@ function renderContributions(readout, onSelect) {
     htmlElement("td", { class: "bar-cell signed" }, renderBar(Math.abs(entry.part) / greatest, entry.part < 0 ? "negative" : "positive")),
     htmlElement("td", { class: "number" }, signed(entry.part)), ...(readout.has_effects ? [htmlElement("td", { class: "number", "data-effect": entry.effect ?? "" }, signed(entry.effect))] : []));
   const head = htmlElement("thead", {}, htmlElement("tr", {}, ...["writer", "", "part", ...(readout.has_effects ? ["effect"] : [])].map((text) => (text ? htmlElement("th", { scope: "col" }, text) : htmlElement("td", {})))));
-  const body = htmlElement("tbody", {}, ...readout.parts.slice(0, 12).map(renderRow)), remaining = readout.parts.slice(12);
-  const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, `show ${remaining.length} more`)] : [];
+  const { body, more } = renderRows(readout.parts, renderRow, `show ${readout.parts.length - MAX_ROWS} more`);
   const norms = readout.norms.length ? `The scales of norms are held fixed: ${readout.norms.slice(0, 4).join(", ")}${readout.norms.length > 4 ? ` and ${readout.norms.length - 4} more` : ""}.` : "No norms are on the paths.";
   const effects = readout.has_effects ? " Effect: the readout minus that of a run in which the writer is zero." : "";
   const omitted = readout.num_omitted ? [htmlElement("p", { class: "small" }, `${readout.num_omitted.toLocaleString("en")} smaller parts sum to ${signed(readout.omitted)}.`)] : [];
@@ -202,7 +210,7 @@ export function renderNodeFacts(facts) {
   const list = htmlElement("dl", { class: "facts" }, ...entries.flatMap(([term, content]) => [htmlElement("dt", {}, term), htmlElement("dd", {}, content)]));
   return [title, list, ...renderEquation(facts, group.equation), ...renderInterventions(facts, name, group, word),
     ...renderPosteriors({ ...description, posteriors: description.posteriors.filter((/** @type {any} */ posterior) => posterior.node === name) }),
-    ...description.contributions.filter((/** @type {any} */ readout) => isSingle && readout.node === name).map((/** @type {any} */ readout) => renderContributions(readout, facts.onSelect)), ...facts.tables.map(renderAttentionTable), renderRelatives(facts)];
+    ...description.contributions.filter((/** @type {any} */ readout) => isSingle && readout.node === name).map((/** @type {any} */ readout) => renderContributions(readout, facts.onSelect)), ...facts.tables.flatMap((table) => [renderAttentionTable(table), ...renderHeadTable(table, facts.onHead)]), renderRelatives(facts)];
 }
 
 /** The equation of a group, and its LaTeX to copy. @param {NodeFacts} facts @param {number} index */
@@ -221,9 +229,19 @@ function renderEquation(facts, index) {
 function renderAttentionTable(table) {
   const renderRow = (/** @type {{word: string, index: number, weight: number}} */ entry) => htmlElement("tr", { "data-word": entry.index, "data-weight": entry.weight.toFixed(4) },
     htmlElement("th", { scope: "row" }, htmlElement("span", { class: "word-index" }, String(entry.index)), isolateText(entry.word)), htmlElement("td", { class: "bar-cell" }, renderBar(entry.weight)), htmlElement("td", { class: "number" }, entry.weight.toFixed(2)));
-  const body = htmlElement("tbody", {}, ...table.rows.slice(0, 12).map(renderRow)), remaining = table.rows.slice(12);
-  const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, `show all ${table.rows.length} words`)] : [];
+  const { body, more } = renderRows(table.rows, renderRow, `show all ${table.rows.length} words`);
   return renderSection(table.title, table.key, htmlElement("p", { class: "small" }, table.note), htmlElement("table", { class: "bars" }, renderCaption(`${table.title}: ${table.note}`), body), ...more);
+}
+
+/** The strongest word of each head, where the table is their mean; a click on a head shows it. @param {{key: string, heads: HeadEntry[], note: string}} table @param {(head: number) => void} onHead */
+function renderHeadTable({ key, heads, note }, onHead) {
+  if (!heads.length) return [];
+  const renderRow = (/** @type {HeadEntry} */ { head, index, word, weight }) => htmlElement("tr", { "data-head": head, "data-word": index, "data-weight": weight.toFixed(4) },
+    htmlElement("th", { scope: "row" }, htmlElement("button", { type: "button", class: "name", title: `show head ${head}`, onclick: () => onHead(head) }, String(head))),
+    htmlElement("td", {}, htmlElement("span", { class: "word-index" }, String(index)), isolateText(word)), htmlElement("td", { class: "bar-cell" }, renderBar(weight)), htmlElement("td", { class: "number" }, weight.toFixed(2)));
+  const { body, more } = renderRows(heads, renderRow, `show all ${heads.length} heads`), title = "Strongest word of each head";
+  const head = htmlElement("thead", {}, htmlElement("tr", {}, ...["head", "word j", "", "P(j | i)"].map((text) => (text ? htmlElement("th", { scope: "col" }, text) : htmlElement("td", {})))));
+  return [renderSection(title, key.replace("reads", "heads"), htmlElement("table", { class: "bars" }, renderCaption(`${title}: ${note}`), head, body), ...more)];
 }
 
 /** Lists of ancestors, descendants and blanket with their counts, and buttons that highlight them. @param {NodeFacts} facts */
