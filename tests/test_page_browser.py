@@ -522,6 +522,24 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
         assert page.locator(".main .pane").get_attribute("style").partition("scale")[2] == scale  # the reader's choice
 
 
+@pytest.mark.slow
+def test_words_that_do_not_fit_side_by_side_are_slanted(show):
+    with show(heads("she signed the important paper because everybody understood"), detail="words") as page:
+        for width, is_slanted in ((375, True), (1200, False), (375, True)):
+            page.set_viewport_size({"width": width, "height": 800})
+            check_fits(page, width) if not is_slanted else page.evaluate(MEASURE)
+            words = page.locator(".strip-words .word")
+            assert page.locator(".strip-words.slanted").count() == is_slanted
+            assert words.evaluate_all("all => all.every((word) => word.getAttribute('visibility') === 'visible')")
+            header = page.locator(".top").bounding_box()
+            for word in words.all():
+                assert word.bounding_box()["y"] >= header["y"] - 1
+                assert word.bounding_box()["y"] + word.bounding_box()["height"] <= header["y"] + header["height"]
+            boxes = [word.bounding_box() for word in words.all()]
+            gaps = [right["x"] - left["x"] - left["width"] for left, right in itertools.pairwise(boxes)]
+            assert is_slanted or min(gaps) > 3
+
+
 CONTROLS = """() => [...document.querySelectorAll("button, select, input, summary, .section")].flatMap((e) => {
   if (!e.checkVisibility()) return [];
   const box = (e.closest("label.check") ?? e).getBoundingClientRect(), part = e.closest(".toolbar, .panel, .view");
