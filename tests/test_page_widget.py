@@ -448,6 +448,7 @@ def test_a_selector_is_clicked_and_a_refusal_is_read(watched, select, tmp_path, 
         page.locator('[data-action="patch"]').select_option("5")  # c is latent: a value has a state for each head
         page.wait_for_function("() => document.querySelector('.footer').textContent.includes('x_1_0')")
         assert harness.widget.sentence is select
+        assert page.locator('[data-action="patch"]').input_value() == ""
         assert page.locator(".status").inner_text() in page.locator(".footer").inner_text()
         page.locator('[data-node="c"]').click()
         page.locator('[data-action="state-2"]').click()

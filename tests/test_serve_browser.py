@@ -210,6 +210,11 @@ def test_evidence_moves_the_posterior_as_in_the_sentence(open_tab):
         page.locator('[data-action="posterior"]').click()
     assert np.allclose(posterior(page, "y_1"), s.posterior("y_1").numpy(), atol=1e-5)
     with wait_until_updated(page):
+        page.locator('[data-action="no-posterior"]').click()
+    assert not posterior(page, "y_1") and "posterior" not in fragment(page)
+    with wait_until_updated(page):
+        page.locator('[data-action="posterior"]').click()
+    with wait_until_updated(page):
         page.locator('[data-action="observe-3"]').click()
     assert fact(page, "kind") == "observed"
     page.keyboard.press("Escape")

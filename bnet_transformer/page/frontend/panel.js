@@ -277,7 +277,11 @@ function renderInterventions(facts, name, group, word) {
     const stack = /** @type {any} */ (facts.graph.stacks.find((candidate) => candidate.name === group.word_stack));
     const picker = /** @type {HTMLSelectElement} */ (htmlElement("select", { "data-action": "patch", "aria-label": "patch in the value of another word" }, htmlElement("option", { value: "" }, "patch in the value of …"),
       ...stack.words.map((/** @type {string} */ text, /** @type {number} */ index) => htmlElement("option", { value: index, disabled: index === word }, `${index} ${text}`))));
-    picker.addEventListener("change", () => { if (picker.value) host.do([[name, { set: "node", from: name.replace(/_\d+$/, `_${picker.value}`) }]]); });
+    picker.addEventListener("change", () => {
+      const { value } = picker;
+      picker.value = ""; // after an error, the same word can be chosen again
+      if (value) host.do([[name, { set: "node", from: name.replace(/_\d+$/, `_${value}`) }]]);
+    });
     buttons.push(picker);
   }
   return buttons.length ? [renderSection("do", "interventions", htmlElement("div", { class: "buttons" }, ...buttons))] : [];
