@@ -392,7 +392,11 @@ def check_heads_of_a_word(page, widget):
     page.wait_for_selector('[data-action="head-2"][aria-pressed="true"]')
     assert len(widget.description["interventions"]) == 12
     page.keyboard.press("Escape")
-    assert page.locator('[data-switch^="a_0_"]').evaluate_all("all => all.map(e => e.ariaPressed)") == ["true", "false", "false"]
+    assert page.locator('[data-switch^="a_0_"]').evaluate_all("all => all.map(e => e.ariaPressed)") == [
+        "true",
+        "false",
+        "false",
+    ]
 
 
 @pytest.mark.slow

@@ -9,11 +9,11 @@ const MAX_LABELLED_COLUMNS = 12; // with more columns, a column is narrow and on
 
 /** A function from a number to its text with a sign. The greatest number has three digits, and all have its last decimal place; what is zero there is "0". @param {number} greatest  the greatest absolute value */
 function makeFormat(greatest) {
-  const exponent = Math.floor(Math.log10(greatest)), places = Math.max(0, 2 - exponent);
+  const exponent = Math.floor(Math.log10(greatest)), decimals = Math.max(0, 2 - exponent);
   return (/** @type {number} */ value) => {
     const size = Math.abs(value);
     if (size < 0.5 * 10 ** (exponent - 2)) return "0";
-    return `${value < 0 ? "−" : "+"}${places > 5 ? size.toExponential(Math.max(0, Math.floor(Math.log10(size)) - exponent + 2)) : size.toFixed(places)}`;
+    return `${value < 0 ? "−" : "+"}${decimals > 5 ? size.toExponential(Math.max(0, Math.floor(Math.log10(size)) - exponent + 2)) : size.toFixed(decimals)}`;
   };
 }
 
