@@ -289,8 +289,10 @@ function renderInterventions(facts, name, group, word) {
 
 /** The buttons that switch the heads of the selected nodes off, in all words. @param {NodeFacts} facts @param {import("./ground_graph.js").Group} group */
 function renderHeadButtons({ description, graph, host, ids }, group) {
-  return ids.map((id) => {
+  const buttons = ids.map((id) => {
     const [head] = graph.indices(id), state = readHead(description, group, head), isPressed = state.status === "mixed" ? "mixed" : state.status === "off";
-    return htmlElement("button", { type: "button", "data-action": `head-${head}`, "aria-pressed": isPressed, onclick: toggleHead(host, state) }, `switch head ${head} ${state.status === "off" ? "on" : "off"} (all words)`);
+    const action = `head ${head} ${state.status === "off" ? "on" : "off"}`, label = `switch ${action} (all words)`;
+    return htmlElement("button", { type: "button", "data-action": `head-${head}`, "aria-pressed": isPressed, "aria-label": label, title: label, onclick: toggleHead(host, state) }, ids.length > 1 ? action : label);
   });
+  return ids.length > 1 ? [htmlElement("span", { class: "small line-start" }, "Switch in all words:"), ...buttons] : buttons;
 }
