@@ -132,6 +132,18 @@ def test_the_panel_shows_the_attention_of_a_word_in_each_head(show):
             check_weights(rows(page, f"reads-a_{slice_}"), {j: float(table[word, j]) for j in range(word + 1)})
             choose(page, f"x_{slice_}_{word}")
             check_weights(rows(page, f"readers-a_{slice_}"), {i: float(table[i, word]) for i in range(word, 6)})
+        page.locator('[name="head"]').select_option("mean")
+        choose(page, "x_2_5")
+        cells = page.locator('.panel [data-part="heads-a_1"] tbody tr')
+        read = "all => all.map(({ dataset: { head, word, weight } }) => [head, word, weight].map(Number))"
+        strongest = cells.evaluate_all(read)
+        weights, words = s.attention(1).detach()[:, 5].max(-1)
+        assert {head: word for head, word, _ in strongest} == dict(enumerate(words.tolist()))
+        check_weights({head: weight for head, _, weight in strongest}, row(weights[None], 0))
+        assert [weight for *_, weight in strongest] == sorted((weight for *_, weight in strongest), reverse=True)
+        cells.locator("button").last.click()
+        assert page.locator('[name="head"]').input_value() == str(strongest[-1][0]) and not cells.count()
+        check_weights(rows(page, "reads-a_1"), row(s.attention(1).detach()[strongest[-1][0]], 5))
 
 
 @pytest.mark.slow
@@ -510,6 +522,24 @@ def test_the_whole_net_is_in_the_view_at_every_width(show, detail):
         assert page.locator(".main .pane").get_attribute("style").partition("scale")[2] == scale  # the reader's choice
 
 
+@pytest.mark.slow
+def test_words_that_do_not_fit_side_by_side_are_slanted(show):
+    with show(heads("she signed the important paper because everybody understood"), detail="words") as page:
+        for width, is_slanted in ((375, True), (1200, False), (375, True)):
+            page.set_viewport_size({"width": width, "height": 800})
+            check_fits(page, width) if not is_slanted else page.evaluate(MEASURE)
+            words = page.locator(".strip-words .word")
+            assert page.locator(".strip-words.slanted").count() == is_slanted
+            assert words.evaluate_all("all => all.every((word) => word.getAttribute('visibility') === 'visible')")
+            header = page.locator(".top").bounding_box()
+            for word in words.all():
+                assert word.bounding_box()["y"] >= header["y"] - 1
+                assert word.bounding_box()["y"] + word.bounding_box()["height"] <= header["y"] + header["height"]
+            boxes = [word.bounding_box() for word in words.all()]
+            gaps = [right["x"] - left["x"] - left["width"] for left, right in itertools.pairwise(boxes)]
+            assert is_slanted or min(gaps) > 3
+
+
 CONTROLS = """() => [...document.querySelectorAll("button, select, input, summary, .section")].flatMap((e) => {
   if (!e.checkVisibility()) return [];
   const box = (e.closest("label.check") ?? e).getBoundingClientRect(), part = e.closest(".toolbar, .panel, .view");
@@ -614,6 +644,8 @@ def test_a_printed_page_has_the_sentence_the_whole_graph_and_the_facts(show):
                 assert "x_1_2" in text and "deterministic" in text and "reads with P(j | i)" in text
                 hidden = page.locator(".toolbar, .view, .close, .panel [data-highlight]")
                 assert not any(part.is_visible() for part in hidden.all())
+                faint = "all => all.map((part) => getComputedStyle(part).opacity)"
+                assert page.locator(".band .back").evaluate_all(faint) == ["1"] * count  # a selection dims no arrow
                 assert colours(page, ".printout h1") == [rgb(get_palette("light")[name]) for name in ("ink", "paper")]
 
 

@@ -239,7 +239,8 @@ INVALID = [
     *[("state", {"steps": ["x"]}, "step"), ("state", {"steps": [{"do": 1}]}, "do with names")],
     ("state", {"steps": [{"do": [["x_1_2", {"set": "zero"}]]}], "selected": "x_9_9"}, "x_0_0 to x_2_5"),
     ("state", {"steps": [{"do": [["x_1_2", {"set": "zero"}]]}], "view": {"head": 3}}, "head"),
-    ("sentence", "x_1_2", "a Sentence"),
+    *[("sentence", "x_1_2", "a Sentence"), ("sentence", None, "a Sentence"), ("view", None, "a mapping of settings")],
+    *[("selected", "*", r"got '\*'"), ("selected", "a_0_*_9", r"got 'a_0_\*_9'"), ("view", {"head": "2"}, "got '2'")],
 ]
 
 
@@ -376,6 +377,28 @@ def check_row(actual, row):
     assert all(abs(actual[j] - float(weight)) <= 0.5 / 255 + 6e-5 for j, weight in enumerate(row))
 
 
+def check_heads_of_a_word(page, widget):
+    """A head of which one word is set is neither on nor off, and every head can be switched while another is off."""
+    page.locator('[data-command="unfold"]').click()
+    page.locator('[name="head"]').select_option("1")
+    page.locator('[data-node="a_0_1_2"]').click()
+    page.locator('[data-action="zero"]').click()
+    page.locator('[data-action="head-1"][aria-pressed="mixed"]').click()
+    page.wait_for_selector('[data-action="head-1"][aria-pressed="true"]')
+    assert widget.description["interventions"] == {f"a_0_1_{word}": "zero" for word in range(6)}
+    page.locator('[name="head"]').select_option("mean")
+    page.locator('[data-nodes="a_0_*_2"]').click()
+    page.locator('[data-action="head-2"][aria-pressed="false"]').click()
+    page.wait_for_selector('[data-action="head-2"][aria-pressed="true"]')
+    assert len(widget.description["interventions"]) == 12
+    page.keyboard.press("Escape")
+    assert page.locator('[data-switch^="a_0_"]').evaluate_all("all => all.map(e => e.ariaPressed)") == [
+        "true",
+        "false",
+        "false",
+    ]
+
+
 @pytest.mark.slow
 @needs_chromium
 def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
@@ -383,6 +406,7 @@ def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
     with cell(watched, tmp_path, harness) as page:
         page.locator('[data-switch="a_0_1"]').click()  # a head is switched off ...
         page.wait_for_selector('[data-switch="a_0_1"][aria-pressed="false"]')
+        assert page.locator('[data-part="do"] li').evaluate_all("all => all.map(e => e.dataset.name)") == ["a_0_1_*"]
         off = concat.do({"a_0_1_*": Zero()})
         check_row(read_weights(page, f"x_2_{sat}", "reads-a_1"), off.attention(1).detach().mean(0)[sat])
         page.locator(f'[data-node="x_1_{sat}"]').click()  # ... a word is patched ...
@@ -400,6 +424,7 @@ def test_clicks_in_a_notebook_are_do(watched, concat, tmp_path, monkeypatch):
         page.locator('[data-action="undo-all"]').click()  # ... and everything is restored
         page.wait_for_selector(".fill-do", state="detached")
         check_row(read_weights(page, f"x_2_{sat}", "reads-a_1"), concat.attention(1).detach().mean(0)[sat])
+        check_heads_of_a_word(page, harness.widget)
         page.evaluate("() => window.leave()")
         assert page.evaluate("() => window.countListeners()") == 0 and not page.locator(".node").count()
 
@@ -427,6 +452,7 @@ def test_a_selector_is_clicked_and_a_refusal_is_read(watched, select, tmp_path, 
         page.locator('[data-action="patch"]').select_option("5")  # c is latent: a value has a state for each head
         page.wait_for_function("() => document.querySelector('.footer').textContent.includes('x_1_0')")
         assert harness.widget.sentence is select
+        assert page.locator('[data-action="patch"]').input_value() == ""
         assert page.locator(".status").inner_text() in page.locator(".footer").inner_text()
         page.locator('[data-node="c"]').click()
         page.locator('[data-action="state-2"]').click()

@@ -212,6 +212,11 @@ def test_evidence_moves_the_posterior_as_in_the_sentence(open_tab):
         page.locator('[data-action="posterior"]').click()
     assert np.allclose(posterior(page, "y_1"), s.posterior("y_1").numpy(), atol=1e-5)
     with wait_until_updated(page):
+        page.locator('[data-action="no-posterior"]').click()
+    assert not posterior(page, "y_1") and "posterior" not in fragment(page)
+    with wait_until_updated(page):
+        page.locator('[data-action="posterior"]').click()
+    with wait_until_updated(page):
         page.locator('[data-action="observe-3"]').click()
     assert fact(page, "kind") == "observed"
     page.keyboard.press("Escape")
@@ -263,6 +268,17 @@ def test_a_patch_shows_the_sweep_and_its_cells_can_be_set(open_tab):
     assert effects == pytest.approx(
         {name: float(result.values[index]) for index, name in result.names.items()}, abs=1e-5
     )
+    for cell in cells.all():
+        shown, effect = cell.inner_text(), float(cell.get_attribute("data-weight"))
+        assert float(shown.replace("−", "-")) == pytest.approx(effect, abs=0.006 * max(map(abs, effects.values())))
+        cell.hover()
+        assert page.locator('[data-live="patch"] [data-fact="cell"]').inner_text().endswith(f": {shown}")
+    largest = page.locator('[data-live="patch"] .name').evaluate_all("all => all.map(cell => cell.dataset.name)")
+    assert 0 < len(largest) <= 3 and all(effects[name] for name in largest)
+    page.emulate_media(media="print")
+    assert not any(part.is_visible() for part in page.locator("form, [data-live='lens'], .live-message").all())
+    assert page.locator('[data-live="patch"] table').is_visible()
+    page.emulate_media(media="screen")
     page.locator('[data-live="patch"] .cell[data-name="x_1_1"]').click()
     assert fact(page, "name") == "x_1_1"
     with wait_until_updated(page):

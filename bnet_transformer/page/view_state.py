@@ -29,7 +29,10 @@ def check_selected(ground: GroundGraph, name: object) -> str | None:
         return None
     if not isinstance(name, str) or "*" not in name:
         return ground.name(ground.id(name))
-    group, indices = ground.parse_name("_".join("0" if part == "*" else part for part in name.split("_")))
+    try:
+        group, indices = ground.parse_name("_".join("0" if part == "*" else part for part in name.split("_")))
+    except BNetError as error:
+        raise type(error)("selected", **{**error.parts, "actual": repr(name)}) from None
     shape, parts = ground.shapes[group.index], name.split("_")
     stars = [part == "*" for part in parts[len(parts) - len(shape) :]]
     if sum(stars) != parts.count("*") or any(stars[len(group.plates) :]):
@@ -85,7 +88,10 @@ def _make_checks(ground: GroundGraph, description: Mapping[str, Any]) -> dict[st
 
 def _check_option(subject: str, options: Any, value: object) -> object:
     """Return one of the options."""
-    check_choice(subject, value, options)
+    try:
+        check_choice(subject, value, options)
+    except BNetError as error:  # quotes, because "2" is not head 2
+        raise BNetError(subject, **{**error.parts, "actual": repr(value)}) from None
     return value
 
 

@@ -34,6 +34,12 @@ class Page:
     buffer: bytes
 
 
+class CheckedTrait(traitlets.Any):
+    """A trait whose validator is also called for None, which traitlets would accept."""
+
+    allow_none = False
+
+
 class Widget(anywidget.AnyWidget):
     """The page of a sentence in a notebook.
 
@@ -61,9 +67,9 @@ class Widget(anywidget.AnyWidget):
     _css = render_style_sheet()
     description = traitlets.Dict().tag(sync=True)
     buffer = traitlets.Bytes().tag(sync=True)
-    sentence = traitlets.Any()
+    sentence = CheckedTrait()
     selected = traitlets.Any(None, allow_none=True).tag(sync=True)
-    view = traitlets.Any().tag(sync=True)
+    view = CheckedTrait().tag(sync=True)
 
     def __init__(
         self, sentence: Any, describe: Callable[[Any], tuple[dict[str, Any], bytes]], draw: Callable[[Any], str]
@@ -140,6 +146,8 @@ class Widget(anywidget.AnyWidget):
     @traitlets.validate("view")
     def _validate_view(self, proposal: Any) -> dict[str, Any]:
         """Return the settings of the view."""
+        if proposal["value"] is None:
+            raise BNetError("view", expected="a mapping of settings, {} for those of the options", actual=None)
         return check_view(proposal["value"], self._page.history.sentence.ground, self._page.description)
 
     def _repr_mimebundle_(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -182,10 +182,14 @@ export class AttentionLines {
       const plate = head ?? (views.length > 1 ? "mean" : views[0].plate), view = { plate, states: this.settings.states };
       const wordGroup = this.graph.groups[isTarget ? attention.description.source_group : attention.description.group], stack = this.graph.stacks.find((candidate) => candidate.name === wordGroup.word_stack);
       const rows = head === -1 ? [] : (isTarget ? attention.sourcesOf(view, word) : attention.readersOf(view, word)).map((entry) => ({ index: isTarget ? entry.j : entry.i, word: stack?.words[isTarget ? entry.j : entry.i] ?? "", weight: entry.weight }));
-      const name = this.graph.groups[attention.description.group].name, heads = attention.description.num_plates === 1 && !this.description.heads ? "" : plate === "mean" ? `mean over ${attention.description.num_plates} heads` : `head ${this.description.heads?.[plate] ?? plate}`;
+      const heads = !isTarget || plate !== "mean" ? [] : Array.from({ length: attention.description.num_plates }, (_, k) => {
+        const [entry] = attention.sourcesOf({ ...view, plate: k }, word);
+        return { head: this.description.heads?.[k] ?? k, index: entry?.j ?? 0, word: stack?.words[entry?.j] ?? "", weight: entry?.weight ?? 0 };
+      }).filter(({ weight }) => weight > 0).sort((a, b) => b.weight - a.weight || a.head - b.head);
+      const name = this.graph.groups[attention.description.group].name, plateText = attention.description.num_plates === 1 && !this.description.heads ? "" : plate === "mean" ? `mean over ${attention.description.num_plates} heads` : `head ${this.description.heads?.[plate] ?? plate}`;
       const states = !attention.description.choices.length ? "" : view.states ? attention.description.choices.map(([choice]) => `${choice} = ${view.states?.[choice] ?? 0}`).join(", ") : "posterior mean";
       const hiddenMass = isTarget && attention.hiddenSources.size ? `special tokens, not listed: ${attention.hiddenMass(view, word).toFixed(2)}` : "";
-      return { title: isTarget ? "Attends to" : "Attended to by", isVisible: head !== -1, key: `${isTarget ? "reads" : "readers"}-${name}`, rows, note: [`P(j | i) of ${name}`, heads, states, hiddenMass].filter(Boolean).join(", ") };
+      return { title: isTarget ? "Attends to" : "Attended to by", isVisible: head !== -1, key: `${isTarget ? "reads" : "readers"}-${name}`, rows, heads, note: [`P(j | i) of ${name}`, plateText, states, hiddenMass].filter(Boolean).join(", ") };
     };
     return [...asTarget.map((attention) => makeTable(attention, true)), ...asSource.map((attention) => makeTable(attention, false))].filter(({ isVisible }) => isVisible);
   }

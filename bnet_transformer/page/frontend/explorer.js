@@ -262,6 +262,7 @@ export class Explorer extends AttentionLines {
       description, graph, ids, highlight: this.highlight, host: this.host, tables: this.attentionTables(ids), announce: (text) => { this.status.textContent = text; },
       relatives,
       onHighlight: (relation) => { this.highlight = relation; this.renderPanel(); this.reportState(); }, onSelect: (name) => this.selectName(name),
+      onHead: (head) => { this.updateSettings({ head: String(head) }); this.#renderControls(); },
     }), 2));
   }
 

@@ -90,9 +90,12 @@ export function computeLayout(graph, options) {
   const states = inRows.filter((k) => graph.groups[k].is_state && graph.groups[k].word_stack !== null).map((group) => ({ y: rows.centre(graph.groups[group].row), group }));
   const sectionMarks = layoutSections(graph, sections, options, rows);
   const isSlanted = !hasLabels;
-  const headerHeight = isSlanted ? Math.min(96, 22 + 0.72 * Math.max(...words.map((word) => textWidth(word.text, 10.5)))) : 34;
+  const headerHeight = isSlanted ? slantedHeight(words) : 34;
   return { boxes, words, states, sections: sectionMarks, width: shift + columns.width + 24, height: rows.height + 24, hasLabels, isSlanted, headerHeight };
 }
+
+/** The height of words that are slanted. @param {{text: string}[]} words */
+export const slantedHeight = (words) => Math.min(96, 22 + 0.72 * Math.max(...words.map((word) => textWidth(word.text, 10.5))));
 
 /** The size of the boxes of group k. @param {GroundGraph} graph @param {number} k @param {boolean} hasLabels */
 function boxSize(graph, k, hasLabels) {

@@ -91,6 +91,7 @@ function renderEvidenceSection(description, name, { state, change }) {
   const posterior = description.posteriors.find((/** @type {any} */ item) => item.node === name);
   const buttons = posterior ? posterior.states.map((/** @type {[string, number, number, number]} */ [label, , , index]) => renderButton(`observe-${index}`, `${name} = ${label}`, () => change(setEvidence(state, name, index))))
     : [renderButton("posterior", "show the posterior", () => change({ ...state, posterior: [...state.posterior, name] }))];
+  if (state.posterior.includes(name)) buttons.push(renderButton("no-posterior", "hide the posterior", () => change({ ...state, posterior: state.posterior.filter((other) => other !== name) })));
   const form = renderForm("observe", ({ value }) => { if (value) change(setEvidence(state, name, value)); }, renderInput("value", `the observed state of ${name}`, "", "observe a state"), htmlElement("button", { type: "submit" }, "observe"));
   return renderSection("Observe", "evidence", htmlElement("div", { class: "buttons" }, ...buttons), form);
 }

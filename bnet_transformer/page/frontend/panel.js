@@ -9,11 +9,13 @@ import { htmlElement, renderLabel } from "./elements.js";
  * @typedef {import("./attention.js").PageAttention} PageAttention
  * @typedef {import("./attention.js").AttentionEntry} AttentionEntry
  * @typedef {{relation: string, ids: number[]}} Relatives
- * @typedef {{description: Description, graph: GroundGraph, ids: number[], tables: {title: string, key: string, rows: {word: string, index: number, weight: number}[], note: string}[],
- *   relatives: Relatives[], highlight: string, onHighlight: (relation: string) => void, onSelect: (name: string) => void, host: any, announce: (text: string) => void}} NodeFacts
+ * @typedef {{head: number, word: string, index: number, weight: number}} HeadEntry  the strongest word of a head
+ * @typedef {{description: Description, graph: GroundGraph, ids: number[], tables: {title: string, key: string, rows: {word: string, index: number, weight: number}[], heads: HeadEntry[], note: string}[],
+ *   relatives: Relatives[], highlight: string, onHighlight: (relation: string) => void, onSelect: (name: string) => void, onHead: (head: number) => void, host: any, announce: (text: string) => void}} NodeFacts
  */
 
 const MAX_LISTED = 400; // names of a list that are shown at once
+const MAX_ROWS = 12; // rows of a table that are shown at once
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 
 /** MathML from nested lists. @param {any} tree @returns {Element} */
@@ -40,6 +42,13 @@ const renderCaption = (text) => htmlElement("caption", { class: "unseen" }, text
 
 /** A word whose direction of writing does not affect the text around it. @param {string} text */
 const isolateText = (text) => htmlElement("bdi", {}, text);
+
+/** The first rows of a table, and a button that shows the others. @template T @param {T[]} items @param {(item: T) => HTMLElement} renderRow @param {string} label */
+function renderRows(items, renderRow, label) {
+  const body = htmlElement("tbody", {}, ...items.slice(0, MAX_ROWS).map(renderRow)), remaining = items.slice(MAX_ROWS);
+  const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, label)] : [];
+  return { body, more };
+}
 
 /** Prior and posterior of discrete nodes. @param {Description} description */
 function renderPosteriors(description) {
@@ -83,8 +92,7 @@ function renderContributions(readout, onSelect) {
     htmlElement("td", { class: "bar-cell signed" }, renderBar(Math.abs(entry.part) / greatest, entry.part < 0 ? "negative" : "positive")),
     htmlElement("td", { class: "number" }, signed(entry.part)), ...(readout.has_effects ? [htmlElement("td", { class: "number", "data-effect": entry.effect ?? "" }, signed(entry.effect))] : []));
   const head = htmlElement("thead", {}, htmlElement("tr", {}, ...["writer", "", "part", ...(readout.has_effects ? ["effect"] : [])].map((text) => (text ? htmlElement("th", { scope: "col" }, text) : htmlElement("td", {})))));
-  const body = htmlElement("tbody", {}, ...readout.parts.slice(0, 12).map(renderRow)), remaining = readout.parts.slice(12);
-  const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, `show ${remaining.length} more`)] : [];
+  const { body, more } = renderRows(readout.parts, renderRow, `show ${readout.parts.length - MAX_ROWS} more`);
   const norms = readout.norms.length ? `The scales of norms are held fixed: ${readout.norms.slice(0, 4).join(", ")}${readout.norms.length > 4 ? ` and ${readout.norms.length - 4} more` : ""}.` : "No norms are on the paths.";
   const effects = readout.has_effects ? " Effect: the readout minus that of a run in which the writer is zero." : "";
   const omitted = readout.num_omitted ? [htmlElement("p", { class: "small" }, `${readout.num_omitted.toLocaleString("en")} smaller parts sum to ${signed(readout.omitted)}.`)] : [];
@@ -92,22 +100,49 @@ function renderContributions(readout, onSelect) {
     htmlElement("p", { class: "small" }, `The parts sum to ${signed(readout.value)}. ${norms}${effects}`), htmlElement("table", { class: "bars" }, renderCaption(`contributions to ${readout.of}`), head, body), ...more, ...omitted);
 }
 
+/** Whether all words of a head are set to zero ("off"), some of its words are set otherwise ("mixed"), or none is set ("on"), and the pattern of its nodes. @param {Description} description @param {import("./ground_graph.js").Group} group @param {number} head */
+function readHead(description, group, head) {
+  const prefix = `${group.name}_${head}_`, values = Object.entries(description.interventions).filter(([name]) => name.startsWith(prefix)).map(([, value]) => value);
+  const isOff = values.length > 0 && values.length === group.dims.at(-1) && values.every((value) => value === "zero" || value === "0");
+  return { pattern: `${prefix}*`, status: !values.length ? "on" : isOff ? "off" : "mixed" };
+}
+
+/** Switch a head off in all words, or on again. @param {any} host @param {{pattern: string, status: string}} state */
+const toggleHead = (host, { pattern, status }) => () => (status === "off" ? host.undo([pattern]) : host.do([[pattern, { set: "zero" }]]));
+
 /** A switch for each head of a plate, if a host can set heads to zero. @param {Description} description @param {any} host */
 function renderHeadSwitches(description, host) {
   const groups = description.groups.filter((/** @type {any} */ group, /** @type {number} */ k) => group.plates.join() === "head" && description.attention.some((/** @type {any} */ attention) => attention.group === k));
   if (!host || !groups.length) return [];
-  const interventions = Object.keys(description.interventions), heads = Array.from({ length: description.plate_sizes.head }, (_, head) => head);
+  const heads = Array.from({ length: description.plate_sizes.head }, (_, head) => head);
   const rows = groups.map((/** @type {any} */ group) => htmlElement("tr", {}, htmlElement("th", { scope: "row" }, group.name), ...heads.map((head) => {
-    const prefix = `${group.name}_${head}_`, isOff = interventions.some((name) => name.startsWith(prefix)), label = `${group.name}, head ${head}`;
-    const toggle = () => (isOff ? host.undo([`${prefix}*`]) : host.do([[`${prefix}*`, { set: "zero" }]]));
-    return htmlElement("td", {}, htmlElement("button", { type: "button", class: "switch", "data-switch": `${group.name}_${head}`, "aria-pressed": !isOff, "aria-label": label, title: `${label} is ${isOff ? "off" : "on"}`, onclick: toggle }, String(head)));
+    const state = readHead(description, group, head), label = `${group.name}, head ${head}`, isOn = state.status === "mixed" ? "mixed" : state.status === "on";
+    const title = `${label} is ${state.status === "mixed" ? "set in some words, or not to zero" : state.status}`;
+    return htmlElement("td", {}, htmlElement("button", { type: "button", class: "switch", "data-switch": `${group.name}_${head}`, "aria-pressed": isOn, "aria-label": label, title, onclick: toggleHead(host, state) }, String(head)));
   })));
   return [renderSection("Active heads", "switches", htmlElement("div", { class: "wide" }, htmlElement("table", { class: "cells" }, renderCaption("active heads: slices are rows, heads are columns"), htmlElement("tbody", {}, ...rows))))];
 }
 
+/** The values that do sets; nodes that have the same value in all words are one entry, whose word is a star. @param {Description} description @returns {Record<string, string>} */
+function collapseWords(description) {
+  const values = description.interventions, result = /** @type {Record<string, string>} */ ({});
+  const names = new Set(Object.keys(values)), groups = description.groups.filter((/** @type {import("./ground_graph.js").Group} */ group) => group.word_stack !== null && Number(group.dims.at(-1)) > 1);
+  for (const { name, dims } of groups) {
+    const plates = dims.slice(0, -1).reduce((/** @type {string[]} */ prefixes, /** @type {number} */ size) => prefixes.flatMap((prefix) => Array.from({ length: size }, (_, k) => `${prefix}_${k}`)), [name]);
+    for (const prefix of plates) {
+      if (!names.has(`${prefix}_0`)) continue;
+      const words = Array.from({ length: dims.at(-1) }, (_, word) => `${prefix}_${word}`);
+      if (!words.every((word) => names.has(word) && values[word] === values[words[0]])) continue;
+      result[`${prefix}_*`] = values[words[0]];
+      for (const word of words) names.delete(word);
+    }
+  }
+  return { ...result, ...Object.fromEntries(Object.entries(values).filter(([key]) => names.has(key))) };
+}
+
 /** The interventions and the evidence. @param {Description} description @param {any} host */
 function renderEvidence(description, host) {
-  const groups = [["Set by do", description.interventions, "do"], ["Evidence", description.evidence, "evidence"]].filter(([, values]) => Object.keys(values).length);
+  const groups = [["Set by do", collapseWords(description), "do"], ["Evidence", description.evidence, "evidence"]].filter(([, values]) => Object.keys(values).length);
   return groups.map(([title, values, key]) => renderSection(title, key, ...renderList(Object.entries(values), ([name, value]) => htmlElement("li", { "data-name": name }, htmlElement("code", {}, name), " = ", isolateText(value))),
     ...(key === "do" && host ? [htmlElement("button", { type: "button", "data-action": "undo-all", onclick: () => host.undo([]) }, "undo all")] : [])));
 }
@@ -175,7 +210,7 @@ export function renderNodeFacts(facts) {
   const list = htmlElement("dl", { class: "facts" }, ...entries.flatMap(([term, content]) => [htmlElement("dt", {}, term), htmlElement("dd", {}, content)]));
   return [title, list, ...renderEquation(facts, group.equation), ...renderInterventions(facts, name, group, word),
     ...renderPosteriors({ ...description, posteriors: description.posteriors.filter((/** @type {any} */ posterior) => posterior.node === name) }),
-    ...description.contributions.filter((/** @type {any} */ readout) => isSingle && readout.node === name).map((/** @type {any} */ readout) => renderContributions(readout, facts.onSelect)), ...facts.tables.map(renderAttentionTable), renderRelatives(facts)];
+    ...description.contributions.filter((/** @type {any} */ readout) => isSingle && readout.node === name).map((/** @type {any} */ readout) => renderContributions(readout, facts.onSelect)), ...facts.tables.flatMap((table) => [renderAttentionTable(table), ...renderHeadTable(table, facts.onHead)]), renderRelatives(facts)];
 }
 
 /** The equation of a group, and its LaTeX to copy. @param {NodeFacts} facts @param {number} index */
@@ -194,9 +229,19 @@ function renderEquation(facts, index) {
 function renderAttentionTable(table) {
   const renderRow = (/** @type {{word: string, index: number, weight: number}} */ entry) => htmlElement("tr", { "data-word": entry.index, "data-weight": entry.weight.toFixed(4) },
     htmlElement("th", { scope: "row" }, htmlElement("span", { class: "word-index" }, String(entry.index)), isolateText(entry.word)), htmlElement("td", { class: "bar-cell" }, renderBar(entry.weight)), htmlElement("td", { class: "number" }, entry.weight.toFixed(2)));
-  const body = htmlElement("tbody", {}, ...table.rows.slice(0, 12).map(renderRow)), remaining = table.rows.slice(12);
-  const more = remaining.length ? [htmlElement("button", { type: "button", class: "quiet", onclick: (/** @type {any} */ event) => { body.append(...remaining.map(renderRow)); event.target.remove(); } }, `show all ${table.rows.length} words`)] : [];
+  const { body, more } = renderRows(table.rows, renderRow, `show all ${table.rows.length} words`);
   return renderSection(table.title, table.key, htmlElement("p", { class: "small" }, table.note), htmlElement("table", { class: "bars" }, renderCaption(`${table.title}: ${table.note}`), body), ...more);
+}
+
+/** The strongest word of each head, where the table is their mean; a click on a head shows it. @param {{key: string, heads: HeadEntry[], note: string}} table @param {(head: number) => void} onHead */
+function renderHeadTable({ key, heads, note }, onHead) {
+  if (!heads.length) return [];
+  const renderRow = (/** @type {HeadEntry} */ { head, index, word, weight }) => htmlElement("tr", { "data-head": head, "data-word": index, "data-weight": weight.toFixed(4) },
+    htmlElement("th", { scope: "row" }, htmlElement("button", { type: "button", class: "name", title: `show head ${head}`, onclick: () => onHead(head) }, String(head))),
+    htmlElement("td", {}, htmlElement("span", { class: "word-index" }, String(index)), isolateText(word)), htmlElement("td", { class: "bar-cell" }, renderBar(weight)), htmlElement("td", { class: "number" }, weight.toFixed(2)));
+  const { body, more } = renderRows(heads, renderRow, `show all ${heads.length} heads`), title = "Strongest word of each head";
+  const head = htmlElement("thead", {}, htmlElement("tr", {}, ...["head", "word j", "", "P(j | i)"].map((text) => (text ? htmlElement("th", { scope: "col" }, text) : htmlElement("td", {})))));
+  return [renderSection(title, key.replace("reads", "heads"), htmlElement("table", { class: "bars" }, renderCaption(`${title}: ${note}`), head, body), ...more)];
 }
 
 /** Lists of ancestors, descendants and blanket with their counts, and buttons that highlight them. @param {NodeFacts} facts */
@@ -223,24 +268,31 @@ function renderInterventions(facts, name, group, word) {
   const buttons = [], intervene = (/** @type {any} */ setting) => () => host.do([[name, setting]]);
   const states = description.posteriors.find((/** @type {any} */ posterior) => posterior.node === name)?.states;
   const isSet = facts.ids.some((id) => facts.graph.nodeName(id) in description.interventions);
-  if (isSet) buttons.push(htmlElement("button", { type: "button", "data-action": "undo", onclick: () => host.undo([name]) }, "undo"));
+  const isVector = group.kind === "deterministic" && group.word_stack !== null && !states;
+  if (isSet) buttons.push(htmlElement("button", { type: "button", "data-action": "undo", title: `undo do on ${name}`, onclick: () => host.undo([name]) }, "undo"));
   else if (states) buttons.push(...states.map((/** @type {[string, number, number, number]} */ [label, , , state]) => htmlElement("button", { type: "button", "data-action": `state-${state}`, onclick: intervene({ set: "state", state }) }, `do(${name} = `, isolateText(label), ")")));
-  else if (group.kind === "deterministic" && group.word_stack !== null) {
-    buttons.push(htmlElement("button", { type: "button", "data-action": "zero", onclick: intervene({ set: "zero" }) }, "set to zero"));
-    if (group.plates.includes("head") && group.plates.length === 1) {
-      const heads = facts.ids.length > 1 ? Array.from({ length: facts.ids.length }, (_, head) => head) : [facts.graph.indices(facts.ids[0])[0]];
-      buttons.push(...heads.map((head) => {
-        const pattern = `${group.name}_${head}_*`, isOff = Object.keys(description.interventions).some((key) => key.startsWith(`${group.name}_${head}_`));
-        return htmlElement("button", { type: "button", "data-action": `head-${head}`, "aria-pressed": isOff, onclick: () => (isOff ? host.undo([pattern]) : host.do([[pattern, { set: "zero" }]])) }, `switch head ${head} ${isOff ? "on" : "off"}`);
-      }));
-    }
-    if (facts.ids.length === 1 && word !== null) {
-      const stack = /** @type {any} */ (facts.graph.stacks.find((candidate) => candidate.name === group.word_stack));
-      const picker = /** @type {HTMLSelectElement} */ (htmlElement("select", { "data-action": "patch", "aria-label": "patch in the value of another word" }, htmlElement("option", { value: "" }, "patch in the value of …"),
-        ...stack.words.map((/** @type {string} */ text, /** @type {number} */ index) => htmlElement("option", { value: index, disabled: index === word }, `${index} ${text}`))));
-      picker.addEventListener("change", () => { if (picker.value) host.do([[name, { set: "node", from: name.replace(/_\d+$/, `_${picker.value}`) }]]); });
-      buttons.push(picker);
-    }
+  else if (isVector) buttons.push(htmlElement("button", { type: "button", "data-action": "zero", onclick: intervene({ set: "zero" }) }, "set to zero"));
+  if (isVector && group.plates.join() === "head") buttons.push(...renderHeadButtons(facts, group));
+  if (isVector && !isSet && facts.ids.length === 1 && word !== null) {
+    const stack = /** @type {any} */ (facts.graph.stacks.find((candidate) => candidate.name === group.word_stack));
+    const picker = /** @type {HTMLSelectElement} */ (htmlElement("select", { "data-action": "patch", "aria-label": "patch in the value of another word" }, htmlElement("option", { value: "" }, "patch in the value of …"),
+      ...stack.words.map((/** @type {string} */ text, /** @type {number} */ index) => htmlElement("option", { value: index, disabled: index === word }, `${index} ${text}`))));
+    picker.addEventListener("change", () => {
+      const { value } = picker;
+      picker.value = ""; // after an error, the same word can be chosen again
+      if (value) host.do([[name, { set: "node", from: name.replace(/_\d+$/, `_${value}`) }]]);
+    });
+    buttons.push(picker);
   }
   return buttons.length ? [renderSection("do", "interventions", htmlElement("div", { class: "buttons" }, ...buttons))] : [];
+}
+
+/** The buttons that switch the heads of the selected nodes off, in all words. @param {NodeFacts} facts @param {import("./ground_graph.js").Group} group */
+function renderHeadButtons({ description, graph, host, ids }, group) {
+  const buttons = ids.map((id) => {
+    const [head] = graph.indices(id), state = readHead(description, group, head), isPressed = state.status === "mixed" ? "mixed" : state.status === "off";
+    const action = `head ${head} ${state.status === "off" ? "on" : "off"}`, label = `switch ${action} (all words)`;
+    return htmlElement("button", { type: "button", "data-action": `head-${head}`, "aria-pressed": isPressed, "aria-label": label, title: label, onclick: toggleHead(host, state) }, ids.length > 1 ? action : label);
+  });
+  return ids.length > 1 ? [htmlElement("span", { class: "small line-start" }, "Switch in all words:"), ...buttons] : buttons;
 }

@@ -47,8 +47,8 @@ export class Printout {
 
   /** The words, slices and nodes of one band. @param {number} start @param {number} end @param {number} width  that of the widest band, so that all have the same scale */
   #renderBand(start, end, width) {
-    const { background, elements, foreground, graph, layout, viewport: { grid, stripWidth, headerHeight, unit } } = this.explorer;
-    const boxes = layout.boxes.filter(({ x }) => x >= start && x < end), bottom = Math.max(...boxes.map(({ y, height }) => y + height / 2), 0) + 24, left = stripWidth / unit, top = headerHeight / unit;
+    const { background, elements, foreground, graph, layout, viewport: { grid, stripWidth, unit } } = this.explorer;
+    const boxes = layout.boxes.filter(({ x }) => x >= start && x < end), bottom = Math.max(...boxes.map(({ y, height }) => y + height / 2), 0) + 24, left = stripWidth / unit, top = layout.headerHeight;
     const total = left + width + (layout.isSlanted ? LABEL_SPACE : 0), height = top + bottom;
     const words = layout.words.filter(({ x }) => x >= start && x < end).map((word) => {
       const x = left + word.x - start;

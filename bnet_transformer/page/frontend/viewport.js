@@ -2,7 +2,7 @@
 /** The viewport: the grid, with the words above and the slices at the left. Panning changes only a transform and does not redraw. */
 
 import { htmlElement, svgElement } from "./elements.js";
-import { textWidth } from "./layout.js";
+import { slantedHeight, textWidth } from "./layout.js";
 
 const MAX_STRIP_WIDTH = 92; // width of the strip of slices
 const MIN_SCALE = 0.2;
@@ -10,6 +10,8 @@ const READABLE_SCALES = { boxes: 0.5, dots: 0.62 }; // the minimum scale of `fit
 const NARROW_WIDTH = 560;
 const FIT_SCALES = [1.3, 2.6]; // the maximum scale of `fit`, in a small view and in a large one
 const FIT_HEIGHT = 620; // of a view with the maximum scale 1
+const MIN_SHRINK = 0.74; // of the text of words that would overlap
+const WORD_GAP = 5; // between two words
 const TARGET_HEIGHT = 24; // of the buttons of slices
 
 /**
@@ -39,6 +41,7 @@ export class Viewport {
     this.graph = null;
     this.isComplete = true; // whether the last fit shows the full layout
     this.isForced = false; // whether it was asked to, at any scale
+    this.isCrowded = false; // whether the words of the last fit are slanted, because they would overlap
     this.isTouch = false; // whether the last pointer was a finger
     this.headerHeight = 0;
     this.stripWidth = 0;
@@ -126,7 +129,7 @@ export class Viewport {
     const { stripWidth } = this;
     this.grid.setAttribute("width", String(layout.width));
     this.grid.setAttribute("height", String(layout.height));
-    const strips = JSON.stringify([layout.words, layout.states.map(({ y, group }) => [y, graph.groups[group].name]), layout.sections, stripWidth, layout.isSlanted]);
+    const strips = JSON.stringify([layout.words, layout.states.map(({ y, group }) => [y, graph.groups[group].name]), layout.sections, stripWidth, this.isSlanted]);
     if (strips !== this.strips) this.#renderStrips(layout, graph);
     if (isResized) this.fit();
     else { this.applyTransform(); if (strips !== this.strips) this.updateStrips(); }
@@ -136,7 +139,7 @@ export class Viewport {
   /** Set the sizes of the strips, and the height of the full graph in a narrow window. */
   #sizeStrips() {
     const layout = /** @type {Layout} */ (this.layout);
-    this.headerHeight = layout.headerHeight * this.unit;
+    this.headerHeight = (this.isCrowded ? slantedHeight(layout.words) : layout.headerHeight) * this.unit;
     this.stripWidth = this.unit * Math.min(MAX_STRIP_WIDTH, 26 + Math.max(30, ...layout.sections.map((section) => textWidth(`▸ ${section.label}`, 11))));
     const scale = Math.min(FIT_SCALES[0], Math.max(this.readableScale, (this.size.width - this.stripWidth) / layout.width));
     this.view.style.setProperty("--head", `${this.headerHeight}px`);
@@ -146,10 +149,10 @@ export class Viewport {
 
   /** Render the words and the slices. @param {Layout} layout @param {GroundGraph} graph */
   #renderStrips(layout, graph) {
-    const { stripWidth, unit } = this;
-    this.words.classList.toggle("slanted", layout.isSlanted);
+    const { isSlanted, stripWidth, unit } = this;
+    this.words.classList.toggle("slanted", isSlanted);
     this.words.replaceChildren(svgElement("g", {}, ...layout.words.map((word) => {
-      const text = svgElement("text", { class: "word", "data-word": word.word, "data-stack": word.stack, "text-anchor": layout.isSlanted ? "start" : "middle" });
+      const text = svgElement("text", { class: "word", "data-word": word.word, "data-stack": word.stack, "text-anchor": isSlanted ? "start" : "middle" });
       text.textContent = word.text;
       text.append(svgElement("title"));
       /** @type {Element} */ (text.lastChild).textContent = `${word.word} ${word.fullText}`;
@@ -172,19 +175,18 @@ export class Viewport {
 
   /** Move the labels of the strips: their font size does not scale. */
   updateStrips() {
-    const { layout, scale, unit, headerHeight } = this;
+    const { layout, scale, unit, headerHeight, isSlanted } = this;
     if (!layout) return;
-    // Words that would overlap are smaller, if that is enough; otherwise, some are hidden.
-    const spaces = layout.words.slice(1).map(({ x, text }, k) => (2 * scale * (x - layout.words[k].x)) / (unit * (textWidth(text, 12.5) + textWidth(layout.words[k].text, 12.5) + 8)));
-    const shrink = layout.isSlanted ? 1 : Math.max(0.74, Math.min(1, ...spaces));
+    // Words that would overlap are smaller, if that is enough. Otherwise `fit` slants them, and words that overlap nevertheless are hidden.
+    const shrink = isSlanted ? 1 : Math.max(MIN_SHRINK, Math.min(1, this.wordShrink));
     this.words.style.fontSize = shrink < 1 ? `calc(${Math.round(125 * shrink) / 10} * var(--u))` : "";
-    let free = -1e9; // the right end of the last visible word: a word that would overlap it is hidden
+    let free = -1e9; // the left end of the space right of the last visible word
     [.../** @type {Element} */ (this.words.firstChild).children].forEach((text, k) => {
-      const { x: centre, text: label } = layout.words[k], x = centre * scale, half = unit * (layout.isSlanted ? 6.5 : (shrink * textWidth(label, 12.5)) / 2);
+      const { x: centre, text: label } = layout.words[k], x = centre * scale, half = unit * (isSlanted ? 6.5 : (shrink * textWidth(label, 12.5)) / 2);
       const isVisible = x - half >= free;
-      if (isVisible) free = x + half;
+      if (isVisible) free = x + half + (isSlanted ? 0 : WORD_GAP * unit);
       text.setAttribute("visibility", isVisible ? "visible" : "hidden");
-      text.setAttribute("transform", layout.isSlanted ? `translate(${x + 3 * unit} ${headerHeight - 7 * unit}) rotate(-46)` : `translate(${x} ${headerHeight - 12 * unit})`);
+      text.setAttribute("transform", isSlanted ? `translate(${x + 3 * unit} ${headerHeight - 7 * unit}) rotate(-46)` : `translate(${x} ${headerHeight - 12 * unit})`);
     });
     const [states, sections] = this.slices.children;
     [...states.children].forEach((text, k) => text.setAttribute("transform", `translate(0 ${layout.states[k].y * scale + 4 * unit})`));
@@ -209,6 +211,15 @@ export class Viewport {
   #measure() {
     this.size = { width: this.view.clientWidth, height: this.view.clientHeight };
     this.unit = parseFloat(getComputedStyle(this.view).getPropertyValue("--u")) || 1;
+  }
+
+  /** Whether the words are slanted: those of a long sentence, or those that would overlap. */
+  get isSlanted() { return Boolean(this.layout?.isSlanted) || this.isCrowded; }
+
+  /** The factor of the size of horizontal words at which the closest two have a space between them. */
+  get wordShrink() {
+    const { words } = /** @type {Layout} */ (this.layout);
+    return Math.min(...words.slice(1).map(({ x, text }, k) => (2 * this.scale * (x - words[k].x)) / (this.unit * (textWidth(text, 12.5) + textWidth(words[k].text, 12.5) + 8))));
   }
 
   /** The minimum scale of `fit`: a small net is shown as a whole, except in a narrow window. */
@@ -255,14 +266,27 @@ export class Viewport {
     this.updateStrips();
   }
 
+  /** Set the scale at which the full layout is in view, or as much of it as is readable. */
+  #fitScale() {
+    const { width, height } = this.viewSize, { fullScale, readableScale } = this, layout = /** @type {Layout} */ (this.layout);
+    this.isComplete = this.isForced || fullScale >= readableScale;
+    this.scale = this.isComplete ? fullScale : Math.min(Math.max(height / layout.height, width / layout.width, readableScale), 1);
+  }
+
   /** Show the full layout, or as much of it as is readable at once. @param {boolean} [isForced]  show all of it, also if it is not readable */
   fit(isForced = false) {
     if (!this.layout) return;
-    const { width, height } = this.viewSize, { fullScale, readableScale } = this;
     this.isFitted = true;
     this.isForced = isForced;
-    this.isComplete = isForced || fullScale >= readableScale;
-    this.scale = this.isComplete ? fullScale : Math.min(Math.max(height / this.layout.height, width / this.layout.width, readableScale), 1);
+    this.#fitScale();
+    const isCrowded = !this.layout.isSlanted && this.wordShrink < MIN_SHRINK;
+    if (isCrowded !== this.isCrowded) {
+      this.isCrowded = isCrowded;
+      this.#sizeStrips();
+      this.#renderStrips(this.layout, /** @type {GroundGraph} */ (this.graph));
+      this.#fitScale(); // a higher header gives a smaller scale, at which the words are still crowded
+    }
+    const { width } = this.viewSize;
     this.x = Math.max(0, (width - this.layout.width * this.scale) / 2);
     this.y = 0;
     this.applyTransform();
