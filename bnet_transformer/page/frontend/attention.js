@@ -79,6 +79,14 @@ export class PageAttention {
     return entries.sort((a, b) => b.weight - a.weight || a.j - b.j);
   }
 
+  /** The word that word i attends to most in one plate; null if it attends to none. Only the row is read. @param {AttentionView & {plate: number}} view @param {number} i @returns {AttentionEntry|null} */
+  strongestSource(view, i) {
+    const slot = this.slotIndex(view), base = (slot * this.description.num_plates + view.plate) * this.i.length;
+    let best = -1;
+    for (let k = this.rowStart[i]; k < this.rowStart[i + 1]; k++) if (!this.hiddenSources.has(this.j[k]) && (best < 0 || this.buffer[base + k] > this.buffer[base + best])) best = k;
+    return slot < 0 || best < 0 ? null : { i, j: this.j[best], weight: this.buffer[base + best] / this.steps, plate: view.plate };
+  }
+
   /** The sum of P(j | i) over the words j that are not shown. @param {AttentionView} view @param {number} i */
   hiddenMass(view, i) {
     const weights = this.weights(view);

@@ -183,8 +183,8 @@ export class AttentionLines {
       const wordGroup = this.graph.groups[isTarget ? attention.description.source_group : attention.description.group], stack = this.graph.stacks.find((candidate) => candidate.name === wordGroup.word_stack);
       const rows = head === -1 ? [] : (isTarget ? attention.sourcesOf(view, word) : attention.readersOf(view, word)).map((entry) => ({ index: isTarget ? entry.j : entry.i, word: stack?.words[isTarget ? entry.j : entry.i] ?? "", weight: entry.weight }));
       const heads = !isTarget || plate !== "mean" ? [] : Array.from({ length: attention.description.num_plates }, (_, k) => {
-        const [entry] = attention.sourcesOf({ ...view, plate: k }, word);
-        return { head: this.description.heads?.[k] ?? k, index: entry?.j ?? 0, word: stack?.words[entry?.j] ?? "", weight: entry?.weight ?? 0 };
+        const entry = attention.strongestSource({ ...view, plate: k }, word);
+        return { head: this.description.heads?.[k] ?? k, index: entry?.j ?? 0, word: entry ? stack?.words[entry.j] ?? "" : "", weight: entry?.weight ?? 0 };
       }).filter(({ weight }) => weight > 0).sort((a, b) => b.weight - a.weight || a.head - b.head);
       const name = this.graph.groups[attention.description.group].name, plateText = attention.description.num_plates === 1 && !this.description.heads ? "" : plate === "mean" ? `mean over ${attention.description.num_plates} heads` : `head ${this.description.heads?.[plate] ?? plate}`;
       const states = !attention.description.choices.length ? "" : view.states ? attention.description.choices.map(([choice]) => `${choice} = ${view.states?.[choice] ?? 0}`).join(", ") : "posterior mean";

@@ -40,6 +40,8 @@ export class Explorer extends AttentionLines {
   /** @type {{key: string, row: number, element: SVGElement}[]} the nodes in the order of their boxes */ renderedNodes = [];
   /** @type {Box|null} */ focus = null;
   /** @type {number[]} */ selected = [];
+  /** @type {Map<number, string>} the names of single nodes with their words, while the structure is the same */ namesByNode = new Map();
+  structure = "";
   background = svgElement("g", { class: "back", "aria-hidden": "true" });
   foreground = svgElement("g", { class: "front", "aria-hidden": "true" });
   listeners = new AbortController();
@@ -173,8 +175,13 @@ export class Explorer extends AttentionLines {
   #drawNodes() {
     const { graph, layout: { boxes, hasLabels } } = this, previous = this.renderedNodes;
     const isSameGrid = previous.length > 0 && previous.length === boxes.length && boxes.every((box, k) => box.row === previous[k].row);
+    const structure = JSON.stringify([graph.groups.map(({ name, dims }) => [name, dims]), graph.stacks.map(({ words }) => words)]);
+    if (structure !== this.structure) this.namesByNode.clear();
+    this.structure = structure;
     this.renderedNodes = boxes.map((box, k) => {
-      const name = this.describeBox(box), key = nodeKey(graph, box, this.interventions, this.evidence, hasLabels, name);
+      const name = box.ids.length > 1 ? this.describeBox(box) : this.namesByNode.get(box.ids[0]) ?? this.describeBox(box);
+      if (box.ids.length === 1) this.namesByNode.set(box.ids[0], name);
+      const key = nodeKey(graph, box, this.interventions, this.evidence, hasLabels, name);
       const element = isSameGrid ? previous[k].element : renderNode(graph, box, this.interventions, this.evidence, hasLabels, name);
       if (isSameGrid && previous[k].key !== key) replaceContent(element, renderNode(graph, box, this.interventions, this.evidence, hasLabels, name));
       renderChange(element, box, this.description.relative_changes?.[String(box.group)]?.[box.word ?? 0] ?? null);
