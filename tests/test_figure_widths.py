@@ -344,6 +344,7 @@ def test_special_tokens_are_hidden_in_the_page(monkeypatch):
     count = len(s.words)
     monkeypatch.setattr(EncodedSentence, "flag_special_tokens", lambda *_: (True, *[False] * (count - 1)))
     shown, hidden = (describe_sentence(s.state, parse_page_options({"special": flag}))[0] for flag in (True, False))
-    assert [stack["hidden"] for stack in shown["stacks"]] == [[]] and hidden["stacks"][0]["hidden"] == [0]
+    assert [stack["special"] for stack in shown["stacks"]] == [[0]] == [stack["special"] for stack in hidden["stacks"]]
+    assert shown["special"]["is_shown"] and not hidden["special"]["is_shown"]
     assert shown["stacks"][0]["words"] == hidden["stacks"][0]["words"]  # indices of words stay
-    assert not any("special" in note for note in shown["notes"]) and any("special" in note for note in hidden["notes"])
+    assert "special" in hidden["special"]["note"] and shown["special"]["note"] == hidden["special"]["note"]
