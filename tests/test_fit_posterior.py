@@ -132,6 +132,7 @@ def test_arviz_has_observed_and_replicated_observations_and_absent_words_are_nan
     assert az.compare({"f": result, "g": result}, var_name="y").shape[0] == 2
 
 
+@pytest.mark.slow
 @ARVIZ
 def test_replicated_observations_have_the_distribution_of_the_posterior_draws():
     pytest.importorskip("arviz")

@@ -253,6 +253,7 @@ def test_intervals_are_quantiles_of_draws():
         f.interval("A x_1", 1.5)
 
 
+@pytest.mark.slow
 def test_intervals_of_chains_that_disagree_are_reported():
     f, *_ = make_known_fit(400)
     moved = {name: value.clone() for name, value in f.samples.items()}
@@ -332,6 +333,7 @@ def test_chains_without_a_hessian_and_starts_of_different_density(monkeypatch):
         bt.fit(net, data, method=bt.Laplace(), learn=learn, spread=1.0, progress=False)
 
 
+@pytest.mark.slow
 def test_a_chain_in_a_mode_of_negligible_probability_starts_at_the_best_mode(monkeypatch):
     net, learn = mixture(heads=1), ["W_v_0.values"]
     data = draw_xy(net)

@@ -125,6 +125,7 @@ def test_nets_that_have_no_gates_are_refused():
         inclusion(zeroed, X)
 
 
+@pytest.mark.slow
 def test_damage_requires_sentences_like_those_of_the_measures():
     net = concat_net(observe=Categorical(3))
     observed, around = inclusion(net, (X, Y)), inclusion(net, X)

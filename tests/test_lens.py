@@ -151,6 +151,7 @@ def random_corpus(num_ids, count=48, length=8, seed=0):
     return [torch.randint(num_ids, (length - k % 3,), generator=generator).tolist() for k in range(count)]
 
 
+@pytest.mark.slow
 def test_the_fit_lowers_the_held_out_divergence():
     net = bt.from_pretrained(init_model("GPT2LMHeadModel"))
     corpus = random_corpus(13)
@@ -167,6 +168,7 @@ def test_the_fit_lowers_the_held_out_divergence():
     assert tuned.num_held_out_words == sum(len(corpus[k]) for k in order)
 
 
+@pytest.mark.slow
 def test_a_lens_finds_an_affine_scramble():
     """The readout of x_0 is that of an affine map of x_0: the fit removes all divergence."""
     torch.manual_seed(0)

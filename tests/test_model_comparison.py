@@ -195,6 +195,7 @@ def test_padded_sentences_and_nets_without_words_have_folds():
     assert table.heads == (1, 2) and table.densities.shape == (2, 8)
 
 
+@pytest.mark.slow
 def test_an_interrupt_returns_the_numbers_of_heads_that_were_completed(monkeypatch):
     calls = []
 
@@ -218,6 +219,7 @@ def test_training_sentences_are_not_held_out(fits):
         bt.fit_heads(mixture, (x, y), heads=(1, 2), held_out=leak, **TABLES)
 
 
+@pytest.mark.slow
 def test_sentences_that_are_equal_by_chance_are_a_note():
     def create(heads):
         return bt.bayesuvius(2, heads=heads, vocabulary=["a", "b"], observe=Categorical(2))

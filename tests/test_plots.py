@@ -317,6 +317,7 @@ def test_model_comparisons():
     assert get_ticks(bt.plot(again).axes[0]) == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_draws_distributions_counterfactuals(s):
     draws = s.sample(50, seed=1)
     assert sum(get_heights(bt.plot(draws, node="c"))) == pytest.approx(1)
@@ -415,6 +416,7 @@ def test_words_as_they_are_shown():
     assert get_ticks(figure.axes[0]) == ["$\\frac{$", "_"]
 
 
+@pytest.mark.slow
 def test_words_never_overlap_however_many():
     s = bt.bayesuvius(dim=4, heads=2, combine="concat").sentence([f"word{k}" for k in range(128)])
     figure = bt.plot(s, slice=0, head=0)

@@ -86,6 +86,7 @@ def test_heads_without_an_interval_have_none(inclusion):
     assert sum(len(line) > 0 for line in lines) == 7
 
 
+@pytest.mark.slow
 def test_dead_heads_are_framed_and_only_they(inclusion):
     assert inclusion.dead == ((1, 2),)
     for show in MEASURES:
@@ -128,6 +129,7 @@ def test_names_in_the_ranking_are_those_that_do_takes(inclusion):
     assert min(changes) > 0
 
 
+@pytest.mark.slow
 def test_colours_go_by_powers_of_ten_where_a_few_heads_are_far_above_the_others(inclusion):
     assert type(choose_norm(np.array([1.0, 2.0, 40.0]))) is Normalize
     norm = choose_norm(np.array([[0.5, 2.0, -1.0], [3.0, 2000.0, np.nan]]))

@@ -87,6 +87,7 @@ def test_observed_nodes_are_grey_and_nodes_without_words_are_above_the_words():
     assert get_texts(ax)[:2] == ["g = 1", "0"] and get_rectangles(ax)[0][2] == 0 and get_ticks(ax, "y") == ["c_0"]
 
 
+@pytest.mark.slow
 def test_only_the_top_states_are_shown():
     result = get_case("word").sentence.most_probable({"y_0": 1}, count=20)
     assert "10" in get_texts(bt.plot(result).axes[0]) and "11" not in get_texts(bt.plot(result).axes[0])

@@ -188,6 +188,7 @@ def test_the_table_has_every_kind_of_result():
     assert {kind.__name__ for kind in kinds if kind not in bases} | {"Fit"} == set(KINDS)
 
 
+@pytest.mark.slow
 def test_a_loaded_circuit_runs_on_sentences_of_the_net(tmp_path):
     original = circuit()
     original.save(tmp_path / "circuit.safetensors")

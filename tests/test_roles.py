@@ -134,6 +134,7 @@ def test_a_chunk_at_a_time_counts_the_same(monkeypatch):
         torch.testing.assert_close(getattr(chunked, name), getattr(expected, name), msg=name, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_the_effect_of_other_choices_on_a_head_is_averaged():
     def mean(s, head, slice_, selector, remaining):
         """Return `sum P(others | head) P(j | i)`, one choice after another."""

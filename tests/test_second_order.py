@@ -151,6 +151,7 @@ def test_conjugate_gradients_solve_the_model_and_report_negative_curvature():
     assert step.has_ascent.tolist() == [False, True] and float(g[1] @ step.step[1]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["sentence", "word", "categorical", "learned sigma"])
 def test_em_never_decreases_the_density(case):
     net = NETS[case]()
