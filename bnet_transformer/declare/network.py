@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from bnet_transformer.tpm.field_checks import check_concentration
 
 MAX_GROUPS = 50_000
 LOGIT_PARAMETERS = ("logits", "initial")  # the parameters of discrete TPMs with rows that are logits of their states
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,21 @@ class Network:
             object.__setattr__(self, "parameters", cloned)
 
     @cached_property
-    def derived(self) -> dict[object, Any]:
-        """What other packages derived from the declaration, and need again for each sentence."""
+    def _derived(self) -> dict[object, Any]:
+        """The results of `derive`."""
         return {}
+
+    def derive(self, key: object, compute: Callable[[], T]) -> T:
+        """Return a result that depends only on the declaration, and that each sentence needs.
+
+        Args:
+            key: The name of the result.
+            compute: Computes the result; it is called once for each key.
+        """
+        if key not in self._derived:
+            self._derived[key] = compute()
+        result: T = self._derived[key]
+        return result
 
     @cached_property
     def learnable(self) -> frozenset[str]:

@@ -206,11 +206,9 @@ def _count_attention_entries(model: GroundModel, spec: NodeSpec, num_heads: int 
 
 def _count_declared_arrows(state: SentenceState) -> int:
     """The number of arrows before interventions."""
-    counts, known = state.encoded.word_counts, state.network.derived
+    counts, network = state.encoded.word_counts, state.network
     key = ("arrows before interventions", *counts.items())
-    if key not in known:
-        known[key] = GroundGraph(state.network.graph, counts).count_arrows()
-    return int(known[key])
+    return network.derive(key, lambda: GroundGraph(network.graph, counts).count_arrows())
 
 
 def _order_groups(network: Network, rows: Mapping[int, tuple[int, int]]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from bnet_transformer.declare import Network
@@ -25,10 +25,7 @@ UNDERBRACE = "\u23df"
 
 def describe_equations(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
     """Return the equations with name, LaTeX, MathML and note; and the index of the equation of each node group."""
-    if "equations of the page" not in network.derived:
-        network.derived["equations of the page"] = _describe_equations(network)
-    rows, indices = network.derived["equations of the page"]
-    return rows, indices
+    return network.derive("equations of the page", partial(_describe_equations, network))
 
 
 def _describe_equations(network: Network) -> tuple[list[dict[str, Any]], list[int]]:

@@ -83,12 +83,9 @@ class Guard:
             return 403, "the request is from a page of another origin"
         if headers.get("sec-fetch-site", ["none"])[-1] not in ("none", "same-origin") and path.startswith(API_PREFIX):
             return 403, "the request is from a page of another site"
-        if path.startswith(API_PREFIX) and not self._has_token(headers.get("authorization", [])):
-            state = (
-                "wrong"
-                if any(value.partition(" ")[2].strip() for value in headers.get("authorization", []))
-                else "missing"
-            )
+        values = headers.get("authorization", [])
+        if path.startswith(API_PREFIX) and not self._has_token(values):
+            state = "wrong" if any(value.partition(" ")[2].strip() for value in values) else "missing"
             return 401, f"the token is {state}: open the address that the server printed"
         lengths = headers.get("content-length", [])
         if any(not length.isdecimal() or len(length) > 18 or int(length) > self.max_body for length in lengths):

@@ -90,6 +90,12 @@ class Film:
         self.page.wait_for_timeout(100)
         self.wait()
 
+    def add_prediction(self, action: str, caption: str, seconds: float = 2.6) -> None:
+        """Press the button of an action, and add a frame with the prediction after it."""
+        self.click(f'[data-action="{action}"]')
+        self.page.keyboard.press("Escape")
+        self.add(caption, self.find('[data-posterior="y_4"]'), seconds)
+
     def choose(self, name: str) -> None:
         """Select a node."""
         self.find(f'[data-node="{name}"]').dispatch_event("click")
@@ -129,14 +135,10 @@ def tell(film: Film) -> None:
     film.add("Undo the evidence, and set the head: do(c = 0)", find('[data-action="state-0"]'), is_clicked=True)
     film.click('[data-action="state-0"]')
     film.choose("y_4")
-    film.click('[data-action="posterior"]')
-    page.keyboard.press("Escape")
-    film.add("Head 0 predicts “sang” after “a bird sang a bird”", find('[data-posterior="y_4"]'), 2.6)
+    film.add_prediction("posterior", "Head 0 predicts “sang” after “a bird sang a bird”")
     film.choose("x_0_2")
     film.add("Set the state of “sang” to zero ...", find('[data-action="zero"]'), is_clicked=True)
-    film.click('[data-action="zero"]')
-    page.keyboard.press("Escape")
-    film.add("... and this prediction disappears", find('[data-posterior="y_4"]'), 2.6)
+    film.add_prediction("zero", "... and this prediction disappears")
     film.click('[data-command="back"]')
     page.keyboard.press("Escape")
     film.click('[data-action="lens"]')
@@ -151,9 +153,7 @@ def tell(film: Film) -> None:
     film.add("Two nodes carry the difference of the answers", find('[data-live="patch"] table'), 2.6)
     film.click('[data-live="patch"] .cell[data-name="x_0_2"]')
     film.add("Give one of them its value of the other sentence ...", find('[data-action="other"]'), is_clicked=True)
-    film.click('[data-action="other"]')
-    page.keyboard.press("Escape")
-    film.add("... and the prediction is “ran”", find('[data-posterior="y_4"]'), 4.5)
+    film.add_prediction("other", "... and the prediction is “ran”", 4.5)
 
 
 @contextmanager
