@@ -150,6 +150,9 @@ class Network:
         Args:
             key: The name of the result.
             compute: Computes the result; it is called once for each key.
+
+        Returns:
+            The result.
         """
         if key not in self._derived:
             self._derived[key] = compute()
