@@ -29,7 +29,7 @@ NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
 VERSION := import platform; print(platform.python_version())
 
 .DEFAULT_GOAL := help
-.PHONY: demo smollm2 tracr test test-all lint notebooks docs docs-links film bench experiments audit clean help remake
+.PHONY: demo smollm2 tracr test test-all versions lint notebooks docs docs-links film bench experiments audit clean help remake
 .NOTPARALLEL:
 
 help:
@@ -38,6 +38,7 @@ help:
 	@echo "make tracr        install tracr, the oracle of compiled programs, with jax in .venv/tracr"
 	@echo "make test         the quick tests"
 	@echo "make test-all     every test, with the libraries that serve as oracles (TransformerLens, BertViz; some minutes)"
+	@echo "make versions     the quick tests with the lowest and with the newest versions that pyproject.toml allows (network, 14 GB)"
 	@echo "make lint         ruff, mypy, tsc for the page's script, names, prose, and the order of the packages (import-linter)"
 	@echo "make docs         the pictures of the pages, then the site into build/docs (Sphinx), and a check of its links"
 	@echo "make docs-links   check the links to the web (needs the network)"
@@ -63,6 +64,9 @@ test: $(DEV)
 test-all: $(PEERS)
 	@echo "== test-all: every test, one process for each core"
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
+
+versions: $(DEV)
+	@$(BIN)/python .ci/check_versions.py $(VERSIONS)
 
 lint: $(DEV)
 	@echo "== lint: the front end of the page"
