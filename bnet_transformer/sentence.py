@@ -202,12 +202,13 @@ class Sentence(StructureQueries):
         """A new sentence in which nodes are set: their parents no longer affect them, and descendants follow.
 
         Args:
-            nodes: A mapping from a node (`"q_2_0_3"`), a node group (`"q_2"`), a role (`"q"`), a name without its word
-                (`"q_2_0"`: at all words) or a pattern (`"q_2_*_3"`) to what it is set to: a value, a number (the value
-                of every entry of a node with real values; of a discrete node its state), a label, another sentence (the
-                value of the node in that sentence), `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)`,
-                `Shift(vector)` or `Attend(weights)`. `Noise`, `Mean()` and `Shift` use the node's value
-                after all other interventions of this call, and `Shift` also after the shifts of its ancestors.
+            nodes: A mapping from a node (`"q_2_0_3"`; `"q_2_0_-1"` is the last word), a node group (`"q_2"`), a role
+                (`"q"`), a name without its word (`"q_2_0"`: at all words) or a pattern (`"q_2_*_3"`) to what it is set
+                to: a value, a number (the value of every entry of a node with real values; of a discrete node its
+                state), a label, another sentence (the value of the node in that sentence), `Zero()`, `Mean(sentences)`,
+                `Mean()`, `Noise(sigma)`, `Shift(vector)` or `Attend(weights)`. `Noise`, `Mean()` and `Shift` use the
+                node's value after all other interventions of this call, and `Shift` also after the shifts of its
+                ancestors.
             **named: The same as keyword arguments, such as `c=1`.
 
         Returns:

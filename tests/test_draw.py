@@ -467,6 +467,8 @@ def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
     assert get_unfaded(long.picture(highlight=STATES)) == set(STATES)
     assert {box.name[0] for box in long.picture(highlight=STATES).boxes} == {"x"}  # the attention grid
     assert get_unfaded(long.picture(highlight=FAMILIES)) == set(FAMILIES)
+    nodes = {f"q_0_{head}_{word}" for head in range(2) for word in range(10)} | {f"x_2_{word}" for word in range(10)}
+    assert get_unfaded(long.picture(highlight=FAMILIES, detail="nodes")) == nodes
 
 
 @pytest.mark.slow
@@ -480,7 +482,6 @@ def test_a_figure_takes_the_view_that_draws_what_is_highlighted(long):
         (STATES, {"detail": "folded"}),
         (STATES, {"words": range(5)}),
         (STATES, {"detail": "words", "slices": 0}),
-        (FAMILIES, {"detail": "nodes", "words": range(5), "heads": 0}),
         (STATES, {"detail": "nodes", "limit": 200}),
         (["x_1_2", "v_0_0_2"], {"detail": "nodes", "limit": 200}),
         (STATES, {"detail": "words", "limit": 20, "min_weight": 0.01}),

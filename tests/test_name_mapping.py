@@ -219,6 +219,9 @@ def test_unknown_names_are_refused():
     distil = from_pretrained(init_model("DistilBertModel", DISTIL))
     assert to_lens(bert, "q_1_2_*") == "blocks.1.attn.hook_q[..., 2, :]"
     assert from_lens(bert, "blocks.1.attn.hook_pattern[:, 2, 4, :]") == "j_1_2_4"
+    assert to_lens(bert, "q_1_2") == to_lens(bert, "q_1_2_*") and to_lens(bert, "q_1") == to_lens(bert, "q_1_*_*")
+    assert to_lens(bert, "q_1_2_-1") == "blocks.1.attn.hook_q[:, -1, 2, :]"
+    assert from_lens(bert, "blocks.1.attn.hook_q[:, -1, 2, :]") == "q_1_2_-1"
     assert (
         from_lens(bert, "blocks.1.hook_resid_mid") == "add2_1_*" and to_lens(bert, "add1_1_*") == "blocks.1.ln1.hook_in"
     )
@@ -228,7 +231,8 @@ def test_unknown_names_are_refused():
         ("q_1_99_*", "a head index from 0 to 2"),
         ("x_1_999", "a word index from 0 to 8"),
         ("q_7_0_0", "a slice index from 0 to 1"),
-        ("q_1_2", "q_slice_head_word"),
+        ("q", "q_slice_head_word"),
+        ("q_1_-1_0", "a head index"),
         ("zz_0_1", "a known name"),
     ):
         for translate in (to_lens, to_hugging_face):

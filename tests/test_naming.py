@@ -4,8 +4,10 @@ import keyword
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings, strategies as st
 
+import bnet_transformer as bt
 from bnet_transformer._core.naming import (
     KINDS_WITH_WIDTH,
     REACH_KINDS,
@@ -17,6 +19,10 @@ from bnet_transformer._core.naming import (
     split_name,
 )
 from bnet_transformer.errors import BNetError
+from bnet_transformer.graph import find_family
+from bnet_transformer.interventions import Zero
+from bnet_transformer.page.view_state import check_selected
+from tests.cases import CASES, close, get_case
 
 roles = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True).filter(lambda role: find_role_fault(role) is None)
 
@@ -124,3 +130,101 @@ def test_counting_arrows_makes_no_table_of_them(data):
     i, j = (np.array(sorted(data.draw(st.sets(st.integers(0, n - 1))))) for n in (children, parents))
     i, j = i.astype(np.int64), j.astype(np.int64)
     assert reach.count_arrows(i, j, children, parents) == reach.matrix(children, parents)[np.ix_(i, j)].sum()
+
+
+# names of several nodes
+
+
+def match_by_text(s, stem, tokens):
+    """The names of the nodes of a stem whose indices, as text, begin with the tokens: an oracle without a parser."""
+    names = set()
+    for group in s.ground.template.groups:
+        words = s.ground.word_counts[group.word_stack] if group.word_stack is not None else 0
+        for name in s.ground.iter_names(group) if group.stem == stem else ():
+            indices = name[len(stem) :].split("_")[1:]
+            from_end = str(int(indices[-1]) - words) if words else ""
+            accepted = [{"*", index} for index in indices[:-1]] + [{"*", index, from_end} for index in indices[-1:]]
+            if len(tokens) <= len(indices) and all(token in ok for token, ok in zip(tokens, accepted, strict=False)):
+                names.add(name)
+    return names
+
+
+@st.composite
+def patterns(draw):
+    """A sentence, and the stem and the indices of a pattern that matches at least one of its nodes."""
+    s = draw(st.sampled_from(CASES)).sentence
+    group, index = s.ground.unravel_index(draw(st.integers(0, len(s.ground) - 1)))
+    tokens = [str(i) for i in (*(() if group.slice is None else (group.slice,)), *index)]
+    if group.word_stack is not None and draw(st.booleans()):
+        tokens[-1] = str(index[-1] - s.ground.word_counts[group.word_stack])
+    tokens = [draw(st.sampled_from([token, "*"])) for token in tokens]
+    return s, group.stem, tokens[: draw(st.integers(0, len(tokens)))]
+
+
+@settings(max_examples=100, deadline=None)
+@given(patterns())
+def test_a_pattern_is_the_list_of_its_nodes(case_and_pattern):
+    s, stem, tokens = case_and_pattern
+    names = [s.ground.name(node) for node in find_family(s.ground, "_".join([stem, *tokens])).nodes]
+    assert len(names) == len(set(names)) and set(names) == match_by_text(s, stem, tokens)
+
+
+@pytest.mark.parametrize("name", ["concat", "grouped", "encoder, pre-norm"])
+@pytest.mark.parametrize("pattern", ["a_0_*", "a_*_*", "v_0", "x_*", "q_*_1", "v_0_*_-1"])
+def test_a_pattern_names_the_same_nodes_in_every_function(name, pattern):
+    """All heads of a slice, also those in groups, in do, sweeps, circuits and highlights."""
+    case = get_case(name)
+    s, other = case.sentence, case.net.sentence(" ".join([str(case.text).split()[0]] * 3))
+    stem, *tokens = pattern.split("_")
+    names, metric = match_by_text(s, stem, tokens), {"y": 1}
+    if not names:  # the net has no slice of this index
+        pytest.skip(f"{name} has no {pattern}")
+    assert {s.ground.name(node) for node in s.do({pattern: Zero()}).state.interventions} == names
+    sweep = bt.sweep(Zero(), s, at={"pattern": [pattern], "list": sorted(names)}, metric=metric, progress=False)
+    close(sweep.outcomes[0], sweep.outcomes[1])
+    sources = {
+        edges: {edge.split(" -> ")[0] for edge in bt.circuit(s, other, metric=metric, edges=edges).retained}
+        for edges in ("* -> *", f"{pattern} -> *")
+    }
+    assert sources[f"{pattern} -> *"] == sources["* -> *"] & names != set()
+    draw = lambda marked: s.picture(detail="nodes", attention=False, highlight=marked).boxes  # noqa: E731
+    assert draw(pattern) == draw(sorted(names)) != draw(None)
+
+
+@pytest.mark.parametrize("name", ["grouped", "encoder, pre-norm"])
+@pytest.mark.parametrize(
+    ("pattern", "start", "end"), [("a_0_* -> y", "a_0_", "y"), ("a_0 -> *", "a_0_", ""), ("* -> y", "", "y")]
+)
+def test_a_pattern_of_edges_is_the_same_in_sweeps_and_circuits(name, pattern, start, end):
+    case = get_case(name)
+    s, other = case.sentence, case.net.sentence("the the the")
+    options = {"metric": {"y": 1}}
+    every = bt.sweep(s, other, at="edges", **options).names.values()
+    expected = {edge for edge in every if edge.startswith(start) and edge.endswith(f"-> {end}" if end else "")}
+    assert set(bt.sweep(s, other, at=[pattern], **options).names.values()) == expected != set()
+    assert set(bt.circuit(s, other, at="edges", edges=[pattern], **options).retained) == expected
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.data())
+def test_a_negative_word_counts_from_the_end(data):
+    s = data.draw(st.sampled_from([get_case(name) for name in ("concat", "grouped", "encoder-decoder")])).sentence
+    groups = [group for group in s.ground.template.groups if group.word_stack is not None]
+    group = data.draw(st.sampled_from(groups))
+    name = data.draw(st.sampled_from([*s.ground.iter_names(group)]))
+    stem, _, word = name.rpartition("_")
+    from_end = f"{stem}_{int(word) - s.ground.word_counts[group.word_stack]}"
+    assert s.ground.id(from_end) == s.ground.id(name) and check_selected(s.ground, from_end) == name
+    assert s.parents(from_end) == s.parents(name) and s.blanket(from_end) == s.blanket(name)
+    with pytest.raises(bt.UnknownNameError):
+        s.parents(f"{stem}_{-1 - s.ground.word_counts[group.word_stack]}")
+    draw = lambda name: s.picture(detail="nodes", attention=False, highlight=name, only=name).boxes  # noqa: E731
+    assert draw(from_end) == draw(name)
+    assert s.shrink({from_end: "here"}).boxes == s.shrink({name: "here"}).boxes
+    if group.role == "y":
+        state = {from_end: 1}, {name: 1}
+        assert s.log_prob(state[0]) == s.log_prob(state[1])
+        assert torch.equal(s.posterior(from_end), s.posterior(name))
+    elif group.role != "token":
+        assert torch.equal(s[from_end], s[name])
+        assert s.do({from_end: 0}).state.interventions.keys() == s.do({name: 0}).state.interventions.keys()

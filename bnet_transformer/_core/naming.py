@@ -2,6 +2,9 @@
 
 The name of a node is its role, followed by its indices in the order slice, other plates, word, joined by `_`. The name
 of a stack is a prefix. A role never ends in `_` and digits, so parsing is unambiguous.
+
+A pattern is a name of several nodes, by one rule for all functions that take names: a star is every value of one
+index, and indices that are missing at the end have every value; `*` is every node. A negative word counts from the end.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ from bnet_transformer._core.memory import check_memory
 from bnet_transformer.errors import BNetError
 
 SLICE, WORD = "slice", "word"
+PATH_SEPARATOR = "->"
+EVERY_NODE = "*"
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
-_NAME_PATTERN = re.compile(r"(?P<stem>.*?)(?P<indices>(?:_(?:0|[1-9]\d{0,17}))*)", re.ASCII)
+_NAME_PATTERN = re.compile(r"(?P<stem>.*?)(?P<indices>(?:_(?:\*|0|-?[1-9]\d{0,17}))*)", re.ASCII)
 _ROLE_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -38,7 +43,7 @@ def join_stem(stack: str, role: str) -> str:
     return f"{stack}_{role}" if stack else role
 
 
-def join_name(stem: str, indices: Iterable[int]) -> str:
+def join_name(stem: str, indices: Iterable[int | str]) -> str:
     """The name of a node from its stem and indices.
 
     >>> join_name("W_q", (1,)), join_name("q", (1, 3, 2)), join_name("c", ())
@@ -53,10 +58,59 @@ def split_name(name: str) -> tuple[str, tuple[int, ...]]:
     >>> split_name("W_q_1"), split_name("enc_x_0_4"), split_name("c")
     (('W_q', (1,)), ('enc_x', (0, 4)), ('c', ()))
     """
-    match = _NAME_PATTERN.fullmatch(name)
+    stem, indices = split_pattern(name)
+    values = tuple(index for index in indices if index is not None)
+    return (stem, values) if len(values) == len(indices) else (name, ())
+
+
+@lru_cache(maxsize=4096)  # the ends of edges occur in many edges
+def split_pattern(pattern: str) -> tuple[str, tuple[int | None, ...]]:
+    """The stem and the indices of a name or a pattern; None for a star.
+
+    >>> split_pattern("q_1_*_-1"), split_pattern("*")
+    (('q', (1, None, -1)), ('*', ()))
+    """
+    match = _NAME_PATTERN.fullmatch(pattern)
     if match is None:
-        return name, ()
-    return match["stem"], tuple(int(index) for index in match["indices"].split("_")[1:])
+        return pattern, ()
+    return match["stem"], tuple(None if index == "*" else int(index) for index in match["indices"].split("_")[1:])
+
+
+def split_path(text: str) -> list[str]:
+    """The names along an edge or a path.
+
+    >>> split_path("v_0_0_1->a_0_0_3")
+    ['v_0_0_1', 'a_0_0_3']
+    """
+    return [name.strip() for name in text.split(PATH_SEPARATOR)]
+
+
+def is_match(pattern: str, name: str) -> bool:
+    """Whether a pattern matches the name of a node, or of the end of an edge (`a_0_1<k>`, with or without its slot).
+
+    In `name` a star is a joined index, which only a star or a missing index matches.
+
+    >>> [is_match("a_0_*", name) for name in ("a_0_1", "a_0_1_2", "a_0_1<k>", "a_1_1", "a_0")]
+    [True, True, True, False, False]
+    """
+    if pattern in (EVERY_NODE, name):
+        return True
+    (text, _, slot), (node, _, slot_of_node) = pattern.partition("<"), name.partition("<")
+    (stem, indices), (stem_of_node, values) = split_pattern(text), split_pattern(node)
+    if stem != stem_of_node or slot not in ("", slot_of_node) or len(indices) > len(values):
+        return False
+    return all(index is None or index == value for index, value in zip(indices, values, strict=False))
+
+
+def match_names(pattern: str, names: Iterable[str]) -> list[str]:
+    """The names of nodes, edges or paths that a pattern matches, in their order.
+
+    >>> match_names("a_0_* -> *", ["a_0_0 -> y", "a_0_1 -> y", "x_0 -> y"])
+    ['a_0_0 -> y', 'a_0_1 -> y']
+    """
+    ends = split_path(pattern)
+    pairs = ((name, split_path(name)) for name in names)
+    return [name for name, parts in pairs if len(parts) == len(ends) and all(map(is_match, ends, parts))]
 
 
 def format_label(

@@ -22,7 +22,7 @@ from bnet_transformer.figures.labels import TextRun, format_node_label, format_t
 from bnet_transformer.figures.options import (
     FigureOptions,
     get_highlighted_names,
-    match_names,
+    match_nodes,
     project_highlight,
     resolve_highlight,
     subgraph,
@@ -126,7 +126,7 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
         if options.weights:
             parts.append(_omit_weights(network, parts[-1]))
         marks = get_highlighted_names(project_highlight(options, parts[0].names).highlight)
-        parts[1:] = [part for part in parts[1:] if all(match_names(name, part.names) for name in marks)]
+        parts[1:] = [part for part in parts[1:] if all(match_nodes(name, part.names) for name in marks)]
     return _layout_first_net(network, options, parts)
 
 

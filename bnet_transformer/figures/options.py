@@ -11,6 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import networkx as nx
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_mapping, check_names
+from bnet_transformer._core.naming import match_names, split_path
 from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
 from bnet_transformer.figures.font_names import check_font_name
 from bnet_transformer.figures.size import parse_width
@@ -35,8 +36,7 @@ VIEW_OPTIONS: Mapping[str, tuple[str, ...]] = {  # the options that each view us
 THEMES = ("light", "dark", "auto")
 MarkedArrows = frozenset[tuple[str, str]]
 HIGHLIGHT_KINDS = "a name, names, a mapping from names to labels, a networkx graph, a Trail, a Separation, a Sweep"
-PATH_SEPARATOR = "->"
-ATTENTION_ROW = re.compile(r"((?:\w+_)?)j((?:_(?:\d+|\*))*)(?:\[\d+\])?")
+ATTENTION_ROW = re.compile(r"((?:\w+_)?)j((?:_(?:-?\d+|\*))*)(?:\[\d+\])?")
 
 
 @dataclass(frozen=True)
@@ -171,13 +171,13 @@ def project_highlight(options: FigureOptions, names: Collection[str]) -> FigureO
 def resolve_highlight(highlight: object, names: Collection[str]) -> tuple[dict[str, str], MarkedArrows]:
     """The highlighted nodes with their labels, and the highlighted arrows.
 
-    A star matches any index. The name of a row of attention, such as `j_0_1`, matches the node that attends.
+    The name of a row of attention, such as `j_0_1`, matches the node that attends.
 
     >>> resolve_highlight("q_0_* -> x_1_0", ["q_0_0", "q_0_1", "x_1_0"])[0]
     {'q_0_0': 'marked', 'q_0_1': 'marked', 'x_1_0': 'marked'}
     """
     labels, arrows = _parse_highlight(highlight)
-    nodes = {name: match_names(name, names) for name in labels}
+    nodes = {name: match_nodes(name, names) for name in labels}
     for name, matches in nodes.items():
         if not matches:
             raise unknown_name_error("highlight", name, names)
@@ -195,15 +195,11 @@ def name_variants(name: str) -> list[str]:
     return [name] if row is None else [name, *(f"{row[1]}{role}{row[2]}" for role in "ax")]
 
 
-def match_names(name: str, names: Collection[str]) -> list[str]:
-    """The nodes of `names` that a name or a pattern matches."""
+def match_nodes(name: str, names: Collection[str]) -> list[str]:
+    """The nodes of a view that a name or a pattern matches."""
     if name in names:
         return [name]
-    for pattern in name_variants(name):
-        regex = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
-        if matches := sorted(node for node in names if regex.fullmatch(node)):
-            return matches
-    return []
+    return next((matches for variant in name_variants(name) if (matches := sorted(match_names(variant, names)))), [])
 
 
 def _parse_highlight(highlight: Any) -> tuple[dict[str, str], MarkedArrows]:
@@ -220,7 +216,7 @@ def _parse_highlight(highlight: Any) -> tuple[dict[str, str], MarkedArrows]:
     labels: dict[str, str] = {}
     arrows: set[tuple[str, str]] = set()
     for name, label in _parse_marks(highlight).items():
-        path = [node.strip() for node in name.split(PATH_SEPARATOR)]
+        path = split_path(name)
         for node, mark in zip(path, [*[MARKED] * (len(path) - 1), label], strict=True):
             if labels.get(node, MARKED) == MARKED:
                 labels[node] = mark

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.naming import WORD, join_name
+from bnet_transformer._core.naming import WORD, join_name, split_path
 from bnet_transformer.attention.tan import build_box_namer
 from bnet_transformer.bridges.networkx import ground_graph_to_networkx
 from bnet_transformer.declare import Network, NodeSpec
@@ -35,7 +35,7 @@ from bnet_transformer.figures.options import (
     drop_wordless_components,
     get_highlighted_names,
     limit_error,
-    match_names,
+    match_nodes,
     name_variants,
     project_highlight,
     select_subgraph,
@@ -44,9 +44,8 @@ from bnet_transformer.figures.picture import Picture
 from bnet_transformer.figures.size import GRID_DENSITIES, Density
 from bnet_transformer.figures.special_tokens import describe_special_words, exclude_special_words
 from bnet_transformer.figures.style import Drawing
-from bnet_transformer.graph import GroundGraph, NodeSelection
+from bnet_transformer.graph import GroundGraph, NodeSelection, count_from_start, find_family
 from bnet_transformer.inference import SentenceState, arrow_weights
-from bnet_transformer.inference.intervention_values import match_nodes
 from bnet_transformer.inference.joint_posterior import expected_group_attention
 from bnet_transformer.inference.selection import find_state_group
 from bnet_transformer.reference.node_tables import compute_read_mask
@@ -72,11 +71,42 @@ def select_nodes(state: SentenceState, options: FigureOptions) -> NodeSelection:
 
 def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
     """Lay out a sentence: its nodes if they are few, else the attention grid if it has one, else the folded net."""
+    options = _resolve_names(state.ground, options)
     view = options.detail or _choose_view(state, options)
     views = [view]
     if options.detail is None and options.width is not None:
         views += _list_smaller_views(state, options, view)
     return _layout_first_fit(state, options, views)
+
+
+def _resolve_names(ground: GroundGraph, options: FigureOptions) -> FigureOptions:
+    """The options with a name for each node of `only` and `boxes`, and with words of `highlight` from the start."""
+    highlight, only, boxes = options.highlight, options.only, options.boxes
+    if isinstance(highlight, str):
+        highlight = _count_words_from_start(ground, highlight)
+    elif isinstance(highlight, Mapping):
+        highlight = {_count_words_from_start(ground, str(name)): label for name, label in highlight.items()}
+    elif isinstance(highlight, list | tuple | set | frozenset):
+        highlight = [_count_words_from_start(ground, item) if isinstance(item, str) else item for item in highlight]
+    if isinstance(only, str | Mapping | list | tuple | set | frozenset):
+        only = _list_nodes(ground, dict.fromkeys(get_highlighted_names(only)))
+    if isinstance(boxes, Mapping):
+        boxes = _list_nodes(ground, boxes)
+    return replace(options, highlight=highlight, only=only, boxes=boxes)
+
+
+def _list_nodes(ground: GroundGraph, names: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of names and patterns by the name of each of their nodes."""
+    return {ground.name(node): value for name, value in names.items() for node in find_family(ground, name).nodes}
+
+
+def _count_words_from_start(ground: GroundGraph, path: str) -> str:
+    """A name or a path with words that are counted from the start; of a row of attention, the node that attends."""
+    steps = []
+    for step in split_path(path):
+        counted = ((variant, count_from_start(ground, variant)) for variant in name_variants(step))
+        steps.append(next((name for variant, name in counted if name != variant), step))
+    return " -> ".join(steps)
 
 
 def _layout_first_fit(state: SentenceState, options: FigureOptions, views: Sequence[str]) -> Picture:
@@ -109,8 +139,11 @@ def _choose_view(state: SentenceState, options: FigureOptions) -> str:
 
     A view that does not draw the highlighted nodes is skipped.
     """
-    if _omitted_highlights(state, FigureOptions(highlight=options.highlight), "nodes"):
-        return "folded" if _can_draw_all(state, options, "folded") else "nodes"
+    known, counts = state.network.graph, state.ground.word_counts
+    names = get_highlighted_names(options.highlight)
+    is_node_group = [name in known.by_name and known.parse_name(name, counts) is None for name in names]
+    if any(is_node_group) and _can_draw_all(state, options, "folded"):  # one node of the folded net is a node group
+        return "folded"
     max_arrows = MAX_UNFOLDED_ARROWS if options.limit is None else min(MAX_UNFOLDED_ARROWS, options.limit)
     can_use_grid = _can_draw_all(state, replace(options, weights=True), "words")  # the attention grid has no weights
     if not can_use_grid or state.ground.count_arrows(select_nodes(state, options)) <= max_arrows:
@@ -135,7 +168,7 @@ def _omitted_highlights(state: SentenceState, options: FigureOptions, view: str)
     if view == "nodes":
         return [name for name in names if not _is_selected(state.ground, name, selection)]
     nodes = _grid_nodes(state, selection) if view == "words" else state.network.graph.by_name
-    return [name for name in names if not match_names(name, nodes)]
+    return [name for name in names if not match_nodes(name, nodes)]
 
 
 def _can_draw_all(state: SentenceState, options: FigureOptions, view: str) -> bool:
@@ -149,7 +182,7 @@ def _check_highlights(state: SentenceState, options: FigureOptions, view: str) -
     if not omitted:
         return
     ground, graph = state.ground, state.network.graph
-    if not _is_selected(ground, omitted[0], NodeSelection()) and not match_names(omitted[0], graph.by_name):
+    if not _is_selected(ground, omitted[0], NodeSelection()) and not match_nodes(omitted[0], graph.by_name):
         names = [ground.iter_names(group) for group in graph.groups]
         known = itertools.chain(*names) if len(ground) <= MAX_MATCHED_NODES else map(next, names)  # one of each group
         raise unknown_name_error("highlight", omitted[0], known)
@@ -175,7 +208,7 @@ def _is_selected(ground: GroundGraph, name: str, selection: NodeSelection) -> bo
     """Whether a selection has a node that a name or a pattern matches."""
     for variant in name_variants(name):
         try:
-            nodes = match_nodes(ground, variant) if "*" in variant else [ground.id(variant)]
+            nodes = find_family(ground, variant).nodes
         except BNetError:
             continue
         for group in {ground.group_of(node) for node in nodes}:
@@ -344,8 +377,6 @@ def _assign_boxes(state: SentenceState, options: FigureOptions, names: Sequence[
         boxes = {name: box(name) for name in names}
         return {name: label for name, label in boxes.items() if label != "(outside)" and label != name}
     given_boxes = options.boxes or {}
-    for name in given_boxes:
-        state.ground.id(name)
     return {name: given_boxes[name] for name in names if name in given_boxes}
 
 
@@ -400,7 +431,7 @@ def _layout_words(state: SentenceState, options: FigureOptions, fallback: Callab
             raise BudgetError("attention grid", expected=expected, actual=count, hint=hint)
     attentions = _word_attentions(state, selection)
     grid = _grid_nodes(state, selection) if options.highlight is not None else {}
-    highlighted = {grid[node] for name in get_highlighted_names(options.highlight) for node in match_names(name, grid)}
+    highlighted = {grid[node] for name in get_highlighted_names(options.highlight) for node in match_nodes(name, grid)}
     stems = {stack: _state_stem(network, stack) for stack in stacks}
     edges = select_edges(attentions, words, options, highlighted)
     num_nodes = state.ground.count_nodes()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.naming import SLICE, WORD, Reach, join_name, split_name
+from bnet_transformer._core.naming import SLICE, WORD, Reach, join_name, split_pattern
 from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError
 from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, TemplateGraph
 from bnet_transformer.graph.transformer_lens import unknown_node_error
@@ -144,7 +144,7 @@ class GroundGraph:
         """The id of a node.
 
         Args:
-            name: The name of the node.
+            name: The name of the node; a negative word counts from the end.
 
         Returns:
             The id.
@@ -171,7 +171,7 @@ class GroundGraph:
         """The group and the index of a node from its name: `q_0_2` is word 2 of the group `q_0`.
 
         Args:
-            name: The name of the node.
+            name: The name of the node; a negative word counts from the end.
 
         Returns:
             The group, and the indices of the plates and of the word.
@@ -181,12 +181,19 @@ class GroundGraph:
         """
         parsed = self.template.parse_name(name, self.word_counts)
         if parsed is None:
-            raise self._unknown_node_error(name)
+            raise self.unknown_node_error(name)
         return parsed
 
-    def _unknown_node_error(self, name: object) -> UnknownNameError:
-        """The error for an unknown name, with the range of valid names or near matches."""
-        stem = split_name(name)[0] if isinstance(name, str) else ""
+    def unknown_node_error(self, name: object) -> UnknownNameError:
+        """The error for a name that matches no node.
+
+        Args:
+            name: The name or the pattern.
+
+        Returns:
+            The error, with the range of valid names or near matches.
+        """
+        stem = split_pattern(name)[0] if isinstance(name, str) else ""
         groups = self.template.by_stem.get(stem)
         if groups is None:
             of_stacks = {f.stem: next(self.iter_names(f)) for f in reversed(self.template.groups) if f.role == stem}

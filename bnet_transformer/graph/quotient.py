@@ -13,6 +13,7 @@ from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.picture_registry import Drawable
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph.ground_graph import ALL_NODES, GroundGraph, NodeSelection
+from bnet_transformer.graph.node_families import find_family
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -59,16 +60,16 @@ def shrink(
 ) -> Quotient:
     """Contract each box to one node: arrows inside a box are removed, and parallel arrows are counted.
 
-    `boxes` maps the name of a node to that of its box. A node that is not in a mapping is its own box.
+    `boxes` maps the name of a node, or of several nodes, to that of their box. A node that is not in a mapping is its
+    own box.
     """
     if callable(boxes):
         naming = boxes
     else:
         if not isinstance(boxes, Mapping):
             raise BNetError("boxes", expected="a mapping from names, or a function of a name", actual=boxes)
-        mapping = check_mapping("boxes", boxes)
-        for name in mapping:
-            ground.parse_name(name)
+        given = check_mapping("boxes", boxes)
+        mapping = {ground.name(node): given[name] for name in given for node in find_family(ground, name).nodes}
         naming = lambda name: mapping.get(name, name)  # noqa: E731
     arrows = ground.count_arrows(selection)
     if arrows > MAX_ARROWS:

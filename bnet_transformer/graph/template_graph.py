@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from bnet_transformer._core.naming import Reach, join_name, join_stem, split_name
+from bnet_transformer._core.naming import EVERY_NODE, Reach, join_name, join_stem, split_pattern
 from bnet_transformer.errors import UnknownNameError
 from bnet_transformer.graph.transformer_lens import unknown_node_error
 
@@ -246,22 +246,53 @@ class TemplateGraph:
         """The group and the index of a node from its name: `q_0_2` is word 2 of the group `q_0`.
 
         Args:
-            name: The name of the node.
+            name: The name of the node; a negative word counts from the end.
             word_counts: The number of words of each stack; unlimited for stacks that are missing.
 
         Returns:
             The group, and the indices of the plates and of the word; None if there is no such node.
         """
-        stem, indices = split_name(name) if isinstance(name, str) else ("", ())
-        for group in self.by_stem.get(stem, ()):
-            prefix = () if group.slice is None else (group.slice,)
+        for group, index in self.match_groups(name, word_counts):
+            values = tuple(i for i in index if i is not None)
+            if len(values) == len(index) and self.has_all_indices(name, group):
+                return group, values
+        return None
+
+    def has_all_indices(self, name: object, group: NodeGroup) -> bool:
+        """Whether a name or a pattern of nodes of a group has a number or a star for each of their indices.
+
+        Args:
+            name: The name or the pattern.
+            group: A group that it matches.
+        """
+        count = (group.slice is not None) + len(group.plates) + (group.word_stack is not None)
+        return name != EVERY_NODE and isinstance(name, str) and len(split_pattern(name)[1]) == count
+
+    def match_groups(
+        self, name: object, word_counts: Mapping[str, int]
+    ) -> list[tuple[NodeGroup, tuple[int | None, ...]]]:
+        """The groups of the nodes that a name or a pattern matches.
+
+        Args:
+            name: The name or the pattern: numbers and stars for the indices, of which the last may be missing.
+            word_counts: The number of words of each stack; unlimited for stacks that are missing.
+
+        Returns:
+            Each group, with the indices of its plates and its word, counted from the start; None for every index.
+        """
+        stem, indices = split_pattern(name) if isinstance(name, str) else ("", ())
+        matches: list[tuple[NodeGroup, tuple[int | None, ...]]] = []
+        for group in self.groups if name == EVERY_NODE else self.by_stem.get(stem, ()):
             sizes = [self.plate_sizes[plate] for plate in group.plates]
             sizes += [] if group.word_stack is None else [word_counts.get(group.word_stack, sys.maxsize)]
-            index = indices[len(prefix) :]
-            is_inside = len(index) == len(sizes) and all(i < n for i, n in zip(index, sizes, strict=True))
-            if indices[: len(prefix)] == prefix and is_inside:
-                return group, index
-        return None
+            in_slice = group.slice is None or not indices or indices[0] in (None, group.slice)
+            index = list(indices[group.slice is not None :])
+            if group.word_stack is not None and len(index) == len(sizes) and (index[-1] or 0) < 0:
+                index[-1] += sizes[-1]  # type: ignore[operator]  # a negative number is not None
+            is_inside = all(i is None or 0 <= i < size for i, size in zip(index, sizes, strict=False))
+            if in_slice and is_inside and len(index) <= len(sizes):
+                matches.append((group, (*index, *[None] * (len(sizes) - len(index)))))
+        return matches
 
 
 def _collect_edges(count: int, pairs: Iterable[tuple[int, EdgeTemplate]]) -> tuple[tuple[EdgeTemplate, ...], ...]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -20,8 +19,7 @@ from bnet_transformer.data.encode import encode_value, suggest_do
 from bnet_transformer.data.word_encoder import to_reals
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError
-from bnet_transformer.graph import GroundGraph, topological_order
-from bnet_transformer.graph.transformer_lens import unknown_node_error
+from bnet_transformer.graph import GroundGraph, find_family, topological_order
 from bnet_transformer.reference import AttentionRow, GroundModel, find_slot_parents, locate_node
 from bnet_transformer.tpm import Attention
 
@@ -164,47 +162,11 @@ class Shift:
         return self.vector.to(model.network.device, model.network.dtype)
 
 
-def match_nodes(ground: GroundGraph, pattern: object) -> list[int]:
-    """The nodes that match a name, a group (`q_2`), a role (`q`) or a pattern (`q_2_*_3`).
-
-    A name of which only the word is missing, such as `q_2_0` for head 0, matches all words. A star matches one index,
-    so `q_*_3` has a slice and a word but no head. Names take precedence over groups, and groups over roles.
-    """
-    template = ground.template
-    if not isinstance(pattern, str) or "*" not in pattern:
-        if isinstance(pattern, str) and template.parse_name(pattern, ground.word_counts) is None:
-            groups = [template.by_name[pattern]] if pattern in template.by_name else template.by_stem.get(pattern, ())
-            nodes = [node for group in groups for node in ground.select_nodes(group).tolist()]
-            if nodes or (nodes := _match_without_word(ground, pattern)):
-                return nodes
-        return [ground.id(pattern)]
-    count = pattern.count("_")
-    nodes = []
-    for group in template.groups:
-        if group.name.count("_") + len(ground.shapes[group.index]) == count:
-            base = int(ground.offsets[group.index])
-            names = ground.iter_names(group)
-            nodes += [base + k for k, name in enumerate(names) if fnmatchcase(name, pattern)]
-    if not nodes:
-        examples = [next(ground.iter_names(group)) for group in template.groups]
-        raise unknown_node_error("pattern of nodes", pattern, examples, template)
-    return nodes
-
-
-def _match_without_word(ground: GroundGraph, name: str) -> list[int]:
-    """The nodes at all words with a name of which only the index of the word is missing, such as head 0, `q_2_0`."""
-    parsed = ground.template.parse_name(f"{name}_0", ground.word_counts)
-    if parsed is None or parsed[0].word_stack is None:
-        return []
-    first = ground.ravel_index(*parsed)
-    return list(range(first, first + ground.word_counts[parsed[0].word_stack]))
-
-
 def expand_patterns(ground: GroundGraph, values: Mapping[str, object]) -> dict[int, object]:
     """A mapping from node to value, with groups, roles and patterns expanded; two values for a node are an error."""
     result: dict[int, object] = {}
     for pattern, value in values.items():
-        for node in match_nodes(ground, pattern):
+        for node in find_family(ground, pattern).nodes:
             if node in result:
                 raise EvidenceError(f"do: {pattern!r} sets {ground.name(node)}, which has another value already")
             result[node] = value

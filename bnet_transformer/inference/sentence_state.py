@@ -14,14 +14,13 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, EvidenceError, unknown_name_error
-from bnet_transformer.graph import GroundGraph, NodeSelection
+from bnet_transformer.graph import GroundGraph, NodeSelection, find_family
 from bnet_transformer.graph.queries import parse_names
 from bnet_transformer.inference.intervention_values import (
     RelativeValues,
     expand_patterns,
     is_relative,
     iter_relative_batches,
-    match_nodes,
     resolve_value,
 )
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
@@ -144,7 +143,7 @@ class SentenceState:
         Raises:
             BNetError: These nodes have no intervention.
         """
-        nodes = {node for name in names for node in match_nodes(self.ground, name)} or set(self.interventions)
+        nodes = {node for name in names for node in find_family(self.ground, name).nodes} or set(self.interventions)
         if not nodes & self.interventions.keys():
             expected = "the name of a node that is set by do"
             raise BNetError("undo", expected=expected, actual=", ".join(names) or "a sentence without interventions")
@@ -229,7 +228,7 @@ class SentenceState:
         """
         nodes: list[int] = []
         for name in parse_names("nodes", names):
-            matches = match_nodes(self.ground, name)
+            matches = find_family(self.ground, name).nodes
             nodes += matches if len(matches) == 1 else [node for node in matches if node not in self.model.do]
         if not nodes:
             raise BNetError("nodes", expected="at least one node that is not set by do")

@@ -12,7 +12,7 @@ from typing import Any
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_mapping, check_names
 from bnet_transformer._core.naming import join_name
 from bnet_transformer.errors import BNetError
-from bnet_transformer.graph import GroundGraph
+from bnet_transformer.graph import GroundGraph, find_family
 
 SWITCHES = ("all_words", "unfold_heads", "show_weights", "show_special")
 HIGHLIGHTS = ("", "parents", "children", "ancestors", "descendants", "blanket")
@@ -30,17 +30,17 @@ def check_selected(ground: GroundGraph, name: object) -> str | None:
     if not isinstance(name, str) or "*" not in name:
         return ground.name(ground.id(name))
     try:
-        group, indices = ground.parse_name("_".join("0" if part == "*" else part for part in name.split("_")))
+        find_family(ground, name)
     except BNetError as error:
         raise type(error)("selected", **{**error.parts, "actual": repr(name)}) from None
-    shape, parts = ground.shapes[group.index], name.split("_")
-    stars = [part == "*" for part in parts[len(parts) - len(shape) :]]
-    if sum(stars) != parts.count("*") or any(stars[len(group.plates) :]):
-        first = join_name(group.name, [0] * len(shape))
+    (group, index), *more_groups = ground.template.match_groups(name, ground.word_counts)
+    if more_groups or not ground.template.has_all_indices(name, group) or index[-1] is None:
+        first = next(ground.iter_names(group))
         expected = "the name of a node, or stars for the indices of its plates"
-        raise BNetError("selected", expected=expected, actual=name, hint=f"A star cannot replace a word; try {first}")
-    texts = ["*" if star and size > 1 else str(i) for star, size, i in zip(stars, shape, indices, strict=True)]
-    return "_".join([group.name, *texts])
+        hint = f"A star cannot replace a word; try {first}"
+        raise BNetError("selected", expected=expected, actual=repr(name), hint=hint)
+    sizes = zip(index, ground.shapes[group.index], strict=True)
+    return join_name(group.name, ["*" if i is None and size > 1 else i or 0 for i, size in sizes])
 
 
 def check_view(view: object, ground: GroundGraph, description: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
-from bnet_transformer._core.naming import join_stem
+from bnet_transformer._core.naming import join_stem, split_pattern
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, UnknownNameError, unknown_name_error
@@ -50,7 +50,6 @@ POST_INPUT_PARTS = {
 PRE_INPUT_PARTS = {**INPUT_PARTS, "add1": "norm2", "x": "norm"}
 CROSS_INPUT_PARTS = {"add1": "cross_norm", "cross_add": "norm2"}  # for pre-norm slices with cross attention
 STACK_PREFIXES = {"": "", "enc": "encoder_", "dec": "decoder_"}  # prefixes of the tensors that a model returns
-NODE_PATTERN = re.compile(r"(?P<stem>[A-Za-z]\w*?)(?P<indices>(?:_(?:\d+|\*))*)")
 TENSOR_PATTERN = re.compile(r"(?P<tensor>\w*(?:states|attentions)\[\d+\]|[\w.]+)(?:\[(?P<index>[^\]]*)\])?")
 
 
@@ -102,7 +101,7 @@ class HookPoint:
         by_dim = dict(zip(dims, parts, strict=True))
         span, word = by_dim.pop("heads"), by_dim.pop("word", ":")
         heads = {columns: head for head, columns in self.spans.items()}
-        if span not in heads or not (word == ":" or word.isdecimal()) or set(by_dim.values()) != {":"}:
+        if span not in heads or not re.fullmatch(r":|-?\d+", word, re.ASCII) or set(by_dim.values()) != {":"}:
             return None
         words = ["*" if word == ":" else str(int(word))] if "word" in self.dims else []
         return [*(heads[span].split("_") if self.plates else []), *words]
@@ -199,13 +198,14 @@ def _check_arguments(net: object, name: object) -> None:
 
 def _export_name(net: BNet, name: str, kind: str, points: Sequence[HookPoint]) -> str:
     """Return the library's name for nodes of a net."""
-    match = NODE_PATTERN.fullmatch(name)
-    role, parts = (match["stem"], match["indices"].split("_")[1:]) if match else (name, [])
+    role, numbers = split_pattern(name)
+    parts = ["*" if number is None else str(number) for number in numbers]
     matches = [point for point in points if point.role == role]
     if not matches:
         raise unknown_name_error(f"role with a {kind}", name, dict.fromkeys(point.role for point in points))
     axes = matches[0].axes
-    if len(parts) != len(axes) or (axes[:1] == ["slice"] and parts[0] == "*"):
+    parts += ["*"] * (len(axes) - len(parts))
+    if len(parts) > len(axes) or (axes[:1] == ["slice"] and parts[0] == "*"):
         expected = f"{'_'.join([role, *axes])}, with * for every head or word"
         raise BNetError("name", expected=expected, actual=name)
     indices = dict(zip(axes, parts, strict=True))
@@ -237,7 +237,8 @@ def _check_indices(network: Network, indices: Mapping[str, str], role: str, name
     slices = network.graph.slices[stack] + (role == "x")  # T slices have T + 1 states
     counts = {**network.graph.plate_sizes, "slice": slices, "word": min(max_words, default=math.inf)}
     for axis, index in indices.items():
-        if index != "*" and int(index) >= counts[axis]:
+        lowest = -counts[axis] if axis == "word" else 0  # a negative word counts from the end, here and in the tensor
+        if index != "*" and not lowest <= int(index) < counts[axis]:
             raise BNetError("name", expected=f"a {axis} index from 0 to {counts[axis] - 1}", actual=name)
 
 

@@ -48,13 +48,10 @@ def find_attention_row(model: GroundModel, name: object) -> AttentionRowIndex | 
     groups = find_attention_groups(model).get(stem)
     if groups is None:
         return None
-    for group in groups:
-        start = () if group.slice is None else (group.slice,)
-        shape = model.ground.shapes[group.index]
-        has_slice = indices[: len(start)] == start
-        position = indices[len(start) :]
-        if has_slice and len(position) == len(shape) and all(k < size for k, size in zip(position, shape, strict=True)):
-            return specs[group.index], position
+    for group_stem in dict.fromkeys(group.stem for group in groups):
+        parsed = graph.parse_name(join_name(group_stem, indices), model.ground.word_counts)
+        if parsed is not None and parsed[0] in groups:
+            return specs[parsed[0].index], parsed[1]
     (first, low), (last, high) = ((group, model.ground.shapes[group.index]) for group in (groups[0], groups[-1]))
     axes = (*(() if first.slice is None else (SLICE,)), *model.ground.axes(first))
     ends = name_attention_row(first, (0,) * len(low)), name_attention_row(last, tuple(size - 1 for size in high))

@@ -21,7 +21,7 @@ from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayo
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import UnsupportedError
-from bnet_transformer.graph import ancestors
+from bnet_transformer.graph import ancestors, count_from_start
 from bnet_transformer.interventions.circuits.arrows import (
     CircuitArrows,
     check_edge_name,
@@ -111,6 +111,10 @@ class ArrowRuns(CircuitRuns):
     def edge_groups(self) -> tuple[tuple[int, ...], ...]:
         """The edges into each node group, groups in topological order."""
         return tuple(self.arrows.edges_by_group.values())
+
+    def count_from_start(self, name: str) -> str:
+        """The name of a node, with a word that is counted from the start."""
+        return count_from_start(self.arrows.ground, name)
 
     def find_connected(self, retained: Tensor) -> Tensor:
         """The mask of the edges that lead to the metric along the retained ones, `[edge]`."""

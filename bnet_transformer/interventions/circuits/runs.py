@@ -6,7 +6,6 @@ and ranked in the same way, because edges occur only as names and as columns of 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.naming import WORD, format_label
+from bnet_transformer._core.naming import WORD, format_label, match_names, split_path
 from bnet_transformer.errors import unknown_name_error
 from bnet_transformer.graph import NodeGroup
 
@@ -41,7 +40,8 @@ class CircuitParts:
 class CircuitRuns(Protocol):
     """Runs of circuits. Along a retained edge the run reads its own value, along any other edge the corrupt one.
 
-    Subclass it to inherit the defaults of `edge_groups`, `find_connected`, `check_edge` and `trace`.
+    Subclass it to inherit the defaults of `edge_groups`, `count_from_start`, `find_connected`, `check_edge` and
+    `trace`.
 
     Attributes:
         edge_names: The name of each edge, `"source -> target"`, targets in topological order.
@@ -71,6 +71,10 @@ class CircuitRuns(Protocol):
         targets = enumerate(name.split(ARROW_SEPARATOR)[-1] for name in self.edge_names)
         return tuple(tuple(k for k, _ in edges) for _, edges in groupby(targets, key=lambda item: item[1]))
 
+    def count_from_start(self, name: str) -> str:
+        """The name of the end of an edge, with a word that is counted from the start; by default unchanged."""
+        return name
+
     def find_connected(self, retained: Tensor) -> Tensor:
         """The mask of the edges that lead to the metric along the retained ones, `[edge]`; by default all edges."""
         return torch.ones_like(retained)
@@ -89,7 +93,7 @@ class CircuitRuns(Protocol):
 
 
 def match_edges(patterns: Iterable[str], runs: CircuitRuns) -> tuple[str, ...]:
-    """The names of the edges that match the patterns, in which a star is any text within the name of a node.
+    """The names of the edges that match the patterns.
 
     Args:
         patterns: Names such as `"v_0_0_1 -> a_0_0_3"`, and patterns such as `"a_0_* -> *"`.
@@ -100,12 +104,8 @@ def match_edges(patterns: Iterable[str], runs: CircuitRuns) -> tuple[str, ...]:
     """
     known, names = dict.fromkeys(runs.edge_names), dict[str, None]()
     for pattern in patterns:
-        name = ARROW_SEPARATOR.join(part.strip() for part in pattern.split("->"))
-        if name in known:
-            names[name] = None
-            continue
-        regex = re.compile(re.escape(name).replace(r"\*", r"\S*"))
-        matches = [edge for edge in known if regex.fullmatch(edge)] if "*" in name else []
+        name = ARROW_SEPARATOR.join(map(runs.count_from_start, split_path(pattern)))
+        matches = [name] if name in known else match_names(name, known)
         if not matches:
             runs.check_edge(name)
             matches = [name]

@@ -52,7 +52,7 @@ def circuit(
         threshold: The increase of the mean distance to the clean metric up to which an edge is removed: a number of at
             least 0, or a share of the mean of `|clean - corrupt|`, such as `"5%"`.
         edges: The edges of a circuit that is evaluated instead of a search: names, patterns such as `"a_0_* -> *"`, in
-            which a star is any text within a name, or a circuit of a file.
+            which a star is every value of one index, or a circuit of a file.
         direction: `"noise"` removes edges from the clean run; `"denoise"` restores edges in the corrupt run, and
             retains those whose restoration changes the metric by at least the threshold; `"both"` retains the edges of
             either search. Of two branches of which one suffices, only `"denoise"` and `"both"` find the second.

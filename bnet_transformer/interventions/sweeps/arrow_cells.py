@@ -9,11 +9,10 @@ import numpy as np
 
 from bnet_transformer._core.arrays import IntArray
 from bnet_transformer._core.memory import check_memory
-from bnet_transformer._core.naming import SLICE, WORD
+from bnet_transformer._core.naming import SLICE, WORD, split_path
 from bnet_transformer.errors import BNetError
-from bnet_transformer.graph import NodeGroup
+from bnet_transformer.graph import NodeGroup, find_family
 from bnet_transformer.graph.transformer_lens import unknown_node_error
-from bnet_transformer.inference.intervention_values import match_nodes
 from bnet_transformer.interventions.sweeps.cell_spec import (
     ARROW,
     READ,
@@ -159,7 +158,7 @@ def parse_path(model: GroundModel, text: str) -> tuple[int, ...]:
 
 def match_arrows(model: GroundModel, text: str) -> list[tuple[int, ...]]:
     """The ground arrows between the nodes of two patterns, `"v_0_1_* -> a_0_1_*"`."""
-    parents, children = (match_nodes(model.ground, pattern) for pattern in split_path(text))
+    parents, children = (find_family(model.ground, pattern).nodes for pattern in split_path(text))
     allowed = set(parents)
     arrows: list[tuple[int, ...]] = [
         (parent, child) for child in children for parent in model.ground.parents(child) if parent in allowed
@@ -191,11 +190,6 @@ def find_arrow_roles(model: GroundModel, *, is_real: bool = False) -> list[str]:
         for roles, has_value in arrows.items()
         if has_value and ground.count_arrows(roles=roles)
     ]
-
-
-def split_path(text: str) -> list[str]:
-    """The names along a path, `"v_0_0_1 -> a_0_0_3"`."""
-    return [name.strip() for name in text.split(ARROW)]
 
 
 def check_path_node(model: GroundModel, child: int) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import numpy as np
 
-from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.naming import WORD, match_names, split_path
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.interventions.edges.cells import EdgeCells
 from bnet_transformer.interventions.edges.structure import EDGES, EdgeStructure, has_words
@@ -82,21 +81,13 @@ def build_edge_cells(
 
 
 def _match_edges(pattern: str, known: Mapping[str, int]) -> list[int]:
-    """The edges of a name or a pattern, in which a star is one index: `"a_0_* -> y"`."""
-    ends = [end.strip() for end in pattern.split("->")]
-    name = " -> ".join(ends)
-    if name in known:
-        return [known[name]]
-    counts = [end.count("_") for end in ends]
-    matches = [
-        k
-        for edge, k in known.items()
-        if fnmatchcase(edge, name) and [end.count("_") for end in edge.split(" -> ")] == counts
-    ]
+    """The edges of a name or a pattern: `"a_0_* -> y"`."""
+    name = " -> ".join(split_path(pattern))
+    matches = [name] if name in known else match_names(name, known)
     if not matches:
         hint = "An edge leads from a writer to a reader after it, such as 'a_0_1 -> q_1_0'; net.edges() lists them"
         raise unknown_name_error("edge", pattern, known, hint=hint)
-    return matches
+    return [known[edge] for edge in matches]
 
 
 def _add_word(name: str, word: int) -> str:

@@ -7,7 +7,6 @@ node.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,10 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.arrays import IntArray
+from bnet_transformer._core.naming import split_pattern
 from bnet_transformer._core.saved_results import get_parameter_names
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, EvidenceError
-from bnet_transformer.graph import NodeGroup
+from bnet_transformer.graph import find_family
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.reference.node_tables import check_discrete_node
@@ -140,8 +141,9 @@ def split_metric(
     """
     names = list(metric) if isinstance(metric, Mapping) else get_parameter_names(metric)
     for name in names if not has_words else ():
-        parsed = model.ground.template.parse_name(name, {})
-        if parsed is not None and parsed[0].word_stack is not None:
+        matches = model.ground.template.match_groups(name, {})
+        has_number = any(group.word_stack is not None and index[-1] is not None for group, index in matches)
+        if has_number and (split_pattern(str(name))[1][-1] or 0) >= 0:
             stem = str(name).rpartition("_")[0]
             expected = "nodes without a word, because the sentences differ in length"
             hint = f'Use the role {stem!r}, or the last word, metric={{"{stem}_-1": ...}}'
@@ -177,44 +179,18 @@ def _parse_metric_function(model: GroundModel, function: Callable[..., object]) 
     names = get_parameter_names(function)
     if not names or any(p.kind == inspect.Parameter.POSITIONAL_ONLY for p in parameters):
         raise BNetError("metric", expected=METRIC_FORMS, actual="a function without parameters that name nodes")
-    nodes = {name: _find_metric_nodes(model, name) for name in names}
+    nodes = {name: find_family(model.ground, name).array for name in names}
 
     def call_by_name(outcomes: Mapping[int, Tensor]) -> object:
-        return function(**{name: _stack_nodes(outcomes, ids, shape) for name, (ids, shape) in nodes.items()})
+        return function(**{name: _stack_nodes(outcomes, ids) for name, ids in nodes.items()})
 
-    return Metric(tuple(dict.fromkeys(node for ids, _ in nodes.values() for node in ids)), call_by_name)
-
-
-def _find_metric_nodes(model: GroundModel, name: object) -> tuple[list[int], tuple[int, ...]]:
-    """The nodes of a parameter of a metric: one node, or all nodes of a role or of a role in one slice.
-
-    Returns:
-        The nodes, and the sizes of their axes: `()` for one node, `(*plates, word)` for one node group, and
-        `(slice, *plates, word)` for a role with several slices.
-    """
-    ground = model.ground
-    template = ground.template
-    if template.parse_name(name, ground.word_counts) is not None:
-        return [ground.id(name)], ()
-    groups: Sequence[NodeGroup] = ()
-    if isinstance(name, str):
-        groups = (template.by_name[name],) if name in template.by_name else template.by_stem.get(name, ())
-    if not groups:
-        return [ground.id(name)], ()  # raises the error for an unknown name
-    (shape, *different) = {(ground.shapes[group.index], ground.axes(group)) for group in groups}
-    if different:
-        expected = "a role whose nodes have the same axes in all slices"
-        raise BNetError(f"metric of {name}", expected=expected, actual="groups with different axes")
-    nodes = [node for group in groups for node in ground.select_nodes(group).tolist()]
-    return nodes, shape[0] if len(groups) == 1 else (len(groups), *shape[0])
+    return Metric(tuple(dict.fromkeys(node for ids in nodes.values() for node in ids.ravel().tolist())), call_by_name)
 
 
-def _stack_nodes(outcomes: Mapping[int, Tensor], nodes: Sequence[int], shape: tuple[int, ...]) -> Tensor:
-    """The outcomes `[example, *shape]` of one node, or of all nodes of a role, `[example, *axes, *shape]`."""
-    if not shape:
-        return outcomes[nodes[0]]
-    stacked = torch.stack([outcomes[node] for node in nodes], 1)
-    return stacked.reshape(len(stacked), *shape, *stacked.shape[2:])
+def _stack_nodes(outcomes: Mapping[int, Tensor], nodes: IntArray) -> Tensor:
+    """The outcomes of one node, `[example, *shape]`, or of a family of nodes, `[example, *axes, *shape]`."""
+    stacked = torch.stack([outcomes[node] for node in nodes.ravel().tolist()], 1)
+    return stacked.reshape(len(stacked), *nodes.shape, *stacked.shape[2:])
 
 
 def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Metric:
@@ -224,7 +200,7 @@ def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Met
         raise BNetError("metric", expected="one node and its state", actual=f"{len(mapping)} nodes", hint=hint)
     ((name, value),) = mapping.items()
     model = examples.model
-    nodes, _ = _find_metric_nodes(model, _resolve_last_word(model, name))
+    nodes = find_family(model.ground, name).nodes
     for node in nodes:
         check_discrete_node(model, node)
     is_pair = isinstance(value, tuple)
@@ -243,18 +219,6 @@ def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Met
         return first - second[0] if is_pair else first
 
     return Metric(tuple(nodes), gather_log_probs, is_batched=True)
-
-
-def _resolve_last_word(model: GroundModel, name: object) -> object:
-    """The name of a node whose word is counted from the end, such as `y_-1` for the last word; others are unchanged."""
-    match = re.fullmatch(r"(.+)_-(\d+)", name) if isinstance(name, str) else None
-    parsed = None if match is None else model.ground.template.parse_name(f"{match[1]}_0", model.ground.word_counts)
-    if match is None or parsed is None or parsed[0].word_stack is None:
-        return name
-    count = model.ground.word_counts[parsed[0].word_stack]
-    if not 1 <= int(match[2]) <= count:
-        raise BNetError(f"metric of {name}", expected=f"a word from -{count} to -1", actual=f"-{match[2]}")
-    return f"{match[1]}_{count - int(match[2])}"
 
 
 def _parse_states(examples: Examples, node: int, value: object) -> Tensor:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from bnet_transformer._core.checks import check_sequence
+from bnet_transformer._core.naming import split_path
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.intervention_values import match_nodes
+from bnet_transformer.graph import NodeGroup, find_family
 from bnet_transformer.interventions.edges.cells import EdgeCells, join_edge_cells
 from bnet_transformer.interventions.edges.structure import EDGES, EdgeStructure
 from bnet_transformer.interventions.sweeps.arrow_cells import (
@@ -21,7 +22,6 @@ from bnet_transformer.interventions.sweeps.arrow_cells import (
     find_arrow_roles,
     match_arrows,
     parse_path,
-    split_path,
 )
 from bnet_transformer.interventions.sweeps.cell_result import CellGrid
 from bnet_transformer.interventions.sweeps.cell_spec import (
@@ -84,42 +84,32 @@ def _is_keyword(model: GroundModel, item: str, keyword: str) -> bool:
 
 def is_edge(model: GroundModel, item: str) -> bool:
     """True for the name or a pattern of edges, `"a_0_1 -> q_2_3"` or `"a_0_* -> y"`: nodes without their word."""
-    names = split_path(item) if ARROW in item else []
+    names = split_path(item)
     graph = model.network.graph
     if len(names) != 2:
         return False
+    complete = [_find_complete_groups(model, name) for name in names]
+    if any(group.word_stack is not None for groups in complete for group in groups):
+        return False
     if any("*" in name for name in names):
-        return not all(_matches_nodes(model, name) for name in names)
+        return not all(complete)
     if all(name in graph.by_stem for name in names):  # a role with one node may also be a writer or a reader
         stems = ((graph.groups[edge.parent].stem, graph.groups[edge.child].stem) for edge in graph.edges)
         return tuple(names) not in set(stems) and all(_is_edge_end(model, name) for name in names)
-    return any(_is_edge_end(model, name) for name in names) and not any(_is_word_node(model, name) for name in names)
+    return any(_is_edge_end(model, name) for name in names)
 
 
-def _matches_nodes(model: GroundModel, pattern: str) -> bool:
-    """True if a name or a pattern has nodes, with their words."""
-    try:
-        return ("*" in pattern and bool(match_nodes(model.ground, pattern))) or _is_node(model, pattern)
-    except BNetError:
-        return False
+def _find_complete_groups(model: GroundModel, name: str) -> list[NodeGroup]:
+    """The groups of the nodes that a name or a pattern matches without a missing index."""
+    graph = model.network.graph
+    matches = graph.match_groups(name, model.ground.word_counts)
+    return [group for group, _ in matches if graph.has_all_indices(name, group)]
 
 
 def _is_edge_end(model: GroundModel, name: str) -> bool:
-    """True for the name of a writer or a reader: a node without its word, or a node that has none."""
-    end, _, channel = name.partition("<")
-    if _is_node(model, end):
-        return bool(channel) or model.ground.group_of(model.ground.id(end)).word_stack is None
-    return _is_node(model, f"{end}_0")
-
-
-def _is_word_node(model: GroundModel, name: str) -> bool:
-    """True for the full name of a node at a word."""
-    return _is_node(model, name) and model.ground.group_of(model.ground.id(name)).word_stack is not None
-
-
-def _is_node(model: GroundModel, name: str) -> bool:
-    """True for the full name of a node."""
-    return model.network.graph.parse_name(name, model.ground.word_counts) is not None
+    """True for the name of a writer or a reader: a node of which only the word is missing, or that has none."""
+    end = name.partition("<")[0]
+    return bool(_find_complete_groups(model, end) or _find_complete_groups(model, f"{end}_0"))
 
 
 def _is_role(model: GroundModel, item: str) -> bool:
@@ -207,7 +197,7 @@ def _build_pattern_cells(model: GroundModel, named_patterns: Sequence[tuple[str,
             if ARROW in pattern:
                 paths += [NodePath(cell, nodes) for nodes in _parse_paths(model, pattern)]
                 continue
-            for node in match_nodes(model.ground, pattern):
+            for node in find_family(model.ground, pattern).nodes:
                 group = model.ground.group_of(node).index
                 by_group.setdefault(group, []).append((cell, node - int(model.ground.offsets[group])))
     sites = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bnet_transformer._core.naming import SLICE, WORD, split_name
+from bnet_transformer._core.naming import SLICE, WORD, split_pattern
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph.transformer_lens import unknown_node_error
@@ -34,7 +34,7 @@ def build_role_cells(examples: Examples, at: str, over: object, *, is_strict: bo
     """
     model = examples.model
     graph, specs = model.network.graph, model.network.specs
-    stem, indices = split_name(at)
+    stem, indices = split_pattern(at)
     if "*" in at or (indices and stem in graph.by_stem):
         hint = f"Pass names and patterns as a list, at=[{at!r}]"
         raise BNetError("at", expected="a role", actual=at, hint=hint)
