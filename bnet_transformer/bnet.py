@@ -313,7 +313,7 @@ class BNet(StructureQueries):
             words: The number of words of a sentence, or a mapping from stack to its number; None for a net without
                 words.
             batch: The number of sentences.
-            want: The names of the node groups to compute; by default the outputs of `module()`.
+            want: The names of the node groups or roles to compute; by default the outputs of `module()`.
 
         Returns:
             The cost, in total and for each node group.

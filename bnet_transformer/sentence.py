@@ -23,7 +23,15 @@ from bnet_transformer.drawing import PathLike
 from bnet_transformer.errors import BNetError
 from bnet_transformer.explanation import explain_query
 from bnet_transformer.figures import Picture
-from bnet_transformer.graph import GroundGraph, NodeNames, NodeSelection, Quotient, Separation, StructureQueries
+from bnet_transformer.graph import (
+    GroundGraph,
+    NodeNames,
+    NodeSelection,
+    Quotient,
+    Separation,
+    StructureQueries,
+    find_family,
+)
 from bnet_transformer.graph.queries import Names
 from bnet_transformer.inference import GroupPosterior, RankedStates, Route, Samples, SentenceState
 from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
@@ -109,21 +117,30 @@ class Sentence(StructureQueries):
 
     @translate_memory_errors("value")
     def __getitem__(self, name: str) -> Tensor:
-        """The value of a node.
+        """The value of a node, or the values of all nodes of a name or a pattern.
 
         Args:
-            name: The name of a node that is a deterministic function of its parents, such as `"q_0_2"`.
+            name: The name of a node that is a deterministic function of its parents, such as `"q_0_2"`; or a node group
+                (`"q_0"`), a role (`"q"`) or a pattern (`"q_*_-1"`).
 
         Returns:
             A tensor `[*states, *shape]`. `shape` is the shape of the node; before it is one dimension for each latent
             choice (a discrete node that is neither observed nor set) on which the node depends, `c` first. The value of
-            a latent choice itself is the list of its states, `[n]`: its distribution is `tpm` or `posterior`.
+            a latent choice itself is the list of its states, `[n]`: its distribution is `tpm` or `posterior`. For
+            several nodes `[*states, slice, *plates, word, *shape]`, with the dimensions whose index the name leaves
+            open; `slice` only if the name has nodes of several slices.
 
         Raises:
             UnknownNameError: The graph has no such node.
             EvidenceError: The node is random and continuous, and not observed: use `tpm`.
+            BNetError: Several nodes differ in their shapes, or in their plates.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.bayesuvius(dim=4, slices=2, heads=3, combine="concat").sentence("the cat sat")
+        >>> s["x_1_-1"].shape, s["x_1"].shape, s["q"].shape, s["q_0_*_2"].shape
+        (torch.Size([4]), torch.Size([3, 4]), torch.Size([2, 3, 3, 4]), torch.Size([3, 4]))
         """
-        return self.state.evaluator.value(self.ground.id(name))
+        return self.state.evaluator.stacked_value(find_family(self.ground, name))
 
     def tpm(self, name: str) -> Distribution:
         """The distribution of a node given the values of its parents.
@@ -204,7 +221,8 @@ class Sentence(StructureQueries):
         Args:
             nodes: A mapping from a node (`"q_2_0_3"`; `"q_2_0_-1"` is the last word), a node group (`"q_2"`), a role
                 (`"q"`), a name without its word (`"q_2_0"`: at all words) or a pattern (`"q_2_*_3"`) to what it is set
-                to: a value, a number (the value of every entry of a node with real values; of a discrete node its
+                to: a value (of several nodes one for all, or `[slice, *plates, word, *shape]` with the dimensions of
+                `s[name]`), a number (the value of every entry of a node with real values; of a discrete node its
                 state), a label, another sentence (the value of the node in that sentence), `Zero()`, `Mean(sentences)`,
                 `Mean()`, `Noise(sigma)`, `Shift(vector)` or `Attend(weights)`. `Noise`, `Mean()` and `Shift` use the
                 node's value after all other interventions of this call, and `Shift` also after the shifts of its
@@ -243,7 +261,8 @@ class Sentence(StructureQueries):
         """A new sentence with evidence: some nodes are observed. The arrows of the graph do not change.
 
         Args:
-            nodes: A mapping from the name of a node to its observed value, state or label.
+            nodes: A mapping from the name of a node to its observed value, state or label; or from the name of several
+                nodes, as in `do`, to one for all or to one for each.
             **named: The same as keyword arguments, such as `y_2="cat"`.
 
         Returns:

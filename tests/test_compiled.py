@@ -19,6 +19,22 @@ D = torch.float64
 IDS = {"ids": lambda case: case.name}
 
 
+@pytest.mark.parametrize("name", ["chapter, two slices", "slice", "grouped", "encoder-decoder", "codebook, two slices"])
+def test_a_role_of_an_output_or_a_value_has_an_axis_of_slices(name):
+    """The values of the module are those of the sentence, and setting a role sets each of its groups."""
+    s = get_case(name).sentence
+    module, given = s.net.module(), batch_inputs(s)
+    role = "dec_x" if name == "encoder-decoder" else "x"
+    groups, count = s.net.network.graph.by_stem[role], s[role].dim() - 3
+    value = module(given=given, want=[role])[role]
+    close(value.squeeze(count), s[role])  # [*states, batch, slice, word, feature] without the batch of one
+    set_value = torch.randn(1, len(groups), *s[groups[0].name].shape[-2:], dtype=D)
+    separate = {group.name: set_value[:, k] for k, group in enumerate(groups)}
+    last = module.output
+    close(module(given=given, want=[last, role], do={role: set_value})[role], set_value)
+    close(module(given=given, do={role: set_value}), module(given=given, do=separate))
+
+
 def test_a_batch_is_its_sentences():
     module = bt.bayesuvius(4, slices=2, heads=3, residual=True).to(D).module()
     x = torch.randn(5, 3, 4, dtype=D)

@@ -1,6 +1,7 @@
 """Queries of sentences: joint posteriors, samples, do, attention rollout, boxes and trees, counterfactuals."""
 
 import itertools
+import math
 import random
 
 import networkx as nx
@@ -138,6 +139,61 @@ def test_patterns_families_and_roles_name_nodes():
             s.do({pattern: Zero()})
     with pytest.raises(bt.EvidenceError, match="has another value already"):
         s.do({"q_1_*_2": Zero(), "q_1_0_2": Zero()})
+
+
+# The case, the name of several nodes, the name of each, the sizes of the axes, and the choices on which they depend.
+NODES_OF_NAMES = [
+    ("chapter, two slices", "x", "x_{}_{}", (3, 3), ["c"]),
+    ("chapter, two slices", "x_1", "x_1_{}", (3,), ["c"]),
+    ("slice", "x", "x_{}_{}", (4, 3), ["c_0", "c_1", "c_2"]),
+    ("slice", "x_1", "x_1_{}", (3,), ["c_0"]),
+    ("slice", "c", "c_{}", (3,), ["c_0", "c_1", "c_2"]),
+    ("slice", "x_*_-1", "x_{}_2", (4,), ["c_0", "c_1", "c_2"]),
+    ("word", "x_1", "x_1_{}", (3,), ["c_0_0", "c_0_1", "c_0_2"]),
+    ("grouped", "x", "x_{}_{}", (3, 3), []),
+    ("grouped", "a_0_*", "a_0_{}_{}_{}", (2, 3, 3), []),
+    ("grouped", "q_*_1_*_-1", "q_{}_1_{}_2", (2, 3), []),
+    ("encoder-decoder", "dec_x", "dec_x_{}_{}", (3, 2), []),
+]
+
+
+@pytest.mark.parametrize(("name", "family", "form", "sizes", "choices"), NODES_OF_NAMES)
+def test_the_value_of_several_nodes_has_an_axis_for_each_choice_and_open_index(name, family, form, sizes, choices):
+    """The same numbers as node by node, after `do` of the choices."""
+    s = get_case(name).sentence
+    counts = [len(s.labels(choice)) for choice in choices]
+    value, indices = s[family], [*itertools.product(*map(range, sizes))]
+    assert value.shape[: len(counts) + len(sizes)] == (*counts, *sizes)
+    for states in itertools.product(*map(range, counts)):
+        after = s.do(dict(zip(choices, states, strict=True)))
+        for index in indices:
+            close(value[(*states, *index)], after[form.format(*index)])
+
+
+@pytest.mark.parametrize(("name", "family", "form", "sizes", "choices"), NODES_OF_NAMES)
+def test_a_value_of_several_nodes_is_a_value_for_each(name, family, form, sizes, choices):
+    s = get_case(name).sentence
+    indices = [*itertools.product(*map(range, sizes))]
+    if choices and family == "c":
+        values = torch.arange(len(indices)).reshape(sizes) % 2
+    else:
+        shape = s.do(dict.fromkeys(choices, 0))[form.format(*indices[0])].shape
+        values = torch.arange(math.prod((*sizes, *shape)), dtype=D).reshape(*sizes, *shape) / 7
+    expected = s.do({form.format(*index): values[index] for index in indices}).state.interventions
+    for value in (values, values.numpy(), values.tolist()):
+        actual = s.do({family: value}).state.interventions
+        assert actual.keys() == expected.keys() and all(torch.equal(actual[node], expected[node]) for node in actual)
+    with pytest.raises(bt.EvidenceError, match="for all nodes"):
+        s.do({family: values[1:]})
+
+
+def test_evidence_of_several_nodes_is_evidence_of_each():
+    s = get_case("concat").sentence
+    close(s.log_prob({"y": [0, 2, 1]}), s.log_prob({"y_0": 0, "y_1": 2, "y_2": 1}))
+    close(s.log_prob({"y": 1}), s.log_prob({f"y_{i}": 1 for i in range(3)}))
+    close(s.do({"x_1": torch.tensor(2.0)})["x_1"], torch.full((3, 4), 2.0))  # a number is the value of every entry
+    with pytest.raises(bt.EvidenceError, match="another value"):
+        s.observe({"y": 1, "y_-1": 0})
 
 
 def test_patching_means_noise_and_undoing():

@@ -23,21 +23,24 @@ from bnet_transformer.compiler.plan import Plan, Requirements, find_requirements
 from bnet_transformer.compiler.validate_inputs import (
     check_mask,
     check_masked_reads,
+    check_output_names,
     check_value,
     describe_shape,
+    find_output_groups,
     get_plate_sizes,
     index_by_group,
     infer_batch_size,
     lay_out_gates,
     lay_out_value,
     lay_out_values,
+    list_group_names,
     validate_gates,
-    validate_outputs,
 )
 from bnet_transformer.data.encode import check_word_counts
 from bnet_transformer.data.word_encoder import find_main_input
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
+from bnet_transformer.graph import NodeGroup
 
 T = TypeVar("T")
 
@@ -96,23 +99,24 @@ class CompiledModule(nn.Module):
             x: The words: vectors `[batch, word, dim]` or ids `[batch, word]`; in a net with several stacks, a mapping
                 from stack.
             mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
-            want: The names of the node groups to compute; by default the module's `output`.
-            do: Values of node groups that are set, a mapping from name to `[batch, *plates, word, *shape]`, or to
-                states `[batch, *plates, word]`.
+            want: The names of the node groups to compute (`"x_1"`), or of roles (`"x"`: the groups of all slices); by
+                default the module's `output`.
+            do: Values of node groups or roles that are set, a mapping from name to `[batch, *plates, word, *shape]`, or
+                to states `[batch, *plates, word]`; of a role with several slices `[batch, slice, *plates, word, ...]`.
             given: Values of further input groups, a mapping from name.
             gates: Factors by which values of node groups are multiplied, a mapping from name to `[batch, *plates]`; 0
                 turns a head off.
 
         Returns:
-            The value of `output`; if `want` is given, a dictionary of values by name.
+            The value of `output`, `[*states, batch, *plates, word, *shape]`; if `want` is given, a dictionary of values
+            by name, of a role with several slices `[*states, batch, slice, *plates, word, *shape]`.
 
         Raises:
             UnsupportedError: One batched pass cannot compute these values.
         """
-        names = (self.output,) if want is None else validate_outputs(want)
-        state, plan = self.run(ExecutionRequest(names, x, mask, given, do, gates=gates))
-        outputs = zip(names, plan.outputs, strict=True)
-        values = {name: self.compute_output(state, name, index) for name, index in outputs}
+        outputs = find_output_groups(self.network, [self.output] if want is None else want)
+        state, _ = self.run(ExecutionRequest(list_group_names(outputs), x, mask, given, do, gates=gates))
+        values = {name: self.stack_outputs(state, groups) for name, groups in outputs.items()}
         return values[self.output] if want is None else values
 
     def attention_weights(
@@ -146,13 +150,13 @@ class CompiledModule(nn.Module):
         readers = {
             m.group.name: m.group.index for m in self.network.specs if m.has_word_attention and not m.tpm.is_random
         }
-        for name in validate_outputs([] if nodes is None else nodes):
+        for name in check_output_names([] if nodes is None else nodes):
             if name not in readers:
                 raise unknown_name_error("node group with attention", name, readers)
         requested = {name: readers[name] for name in (readers if nodes is None else nodes)}
-        names = validate_outputs(want)
-        recorded = frozenset(requested.values())
-        state, plan = self.run(ExecutionRequest(names, x, mask, given, do, record_attention=recorded))
+        outputs = find_output_groups(self.network, want)
+        names, recorded = list_group_names(outputs), frozenset(requested.values())
+        state, _ = self.run(ExecutionRequest(names, x, mask, given, do, record_attention=recorded))
         attention = {}
         for name, index in requested.items():
             weights = state.attention_weights[index]
@@ -161,8 +165,7 @@ class CompiledModule(nn.Module):
                 reason = "it is set by do=" if index in state.known else "it is computed word by word"
                 raise UnsupportedError(f"{spec.group.name}: its attention is not available, because {reason}")
             attention[name] = _drop_absent_dims(state, self.network.specs[index], weights)
-        outputs = zip(names, plan.outputs, strict=True)
-        return attention, {name: self.compute_output(state, name, index) for name, index in outputs}
+        return attention, {name: self.stack_outputs(state, groups) for name, groups in outputs.items()}
 
     def run(self, request: ExecutionRequest) -> tuple[ExecutionState, Plan]:
         """Compute all values that the outputs require, except those of `deferred` groups, in one layout.
@@ -333,25 +336,48 @@ class CompiledModule(nn.Module):
             ),
         )
 
-    def compute_output(self, state: ExecutionState, name: str, index: int) -> Tensor:
+    def compute_output(self, state: ExecutionState, index: int) -> Tensor:
         """The value of a group after a run; for a random group the logits or the mean.
 
         Args:
             state: The state of the run.
-            name: The name of the group.
             index: The index of the group.
 
         Returns:
             A tensor `[*states, batch, *plates, word, *shape]`, without the dimensions that the group does not have.
         """
+        return _drop_absent_dims(state, self.network.specs[index], self._compute_in_layout(state, index))
+
+    def stack_outputs(self, state: ExecutionState, groups: Sequence[NodeGroup]) -> Tensor:
+        """The value of one group after a run, or of several groups with the same axes and shapes.
+
+        Args:
+            state: The state of the run.
+            groups: The groups.
+
+        Returns:
+            The value of one group as `compute_output`; of several `[*states, batch, slice, *plates, word, *shape]`.
+        """
+        if len(groups) == 1:
+            return self.compute_output(state, groups[0].index)
+        values = torch.broadcast_tensors(*(self._compute_in_layout(state, group.index) for group in groups))
+        parts = [
+            _drop_absent_dims(state, self.network.specs[group.index], value)
+            for group, value in zip(groups, values, strict=True)
+        ]
+        event = values[0].dim() - state.layout.rank
+        axes = len(groups[0].plates) + (groups[0].word_stack is not None)
+        return torch.stack(parts, parts[0].dim() - event - axes)
+
+    def _compute_in_layout(self, state: ExecutionState, index: int) -> Tensor:
+        """The value of a group after a run, or its logits or mean, with all dims of the layout."""
         spec = self.network.specs[index]
         if index in state.values and (spec.tpm.kind == "deterministic" or index in state.known):
-            return _drop_absent_dims(state, spec, state.values[index])
+            return state.values[index]
         context, parents = gather_parents(state, spec)
         if spec.tpm.kind == "discrete":
-            logits = torch.log_softmax(spec.tpm.logits(context, *parents), -1)
-            return _drop_absent_dims(state, spec, state.layout.pad_dims(logits, 1))
-        return _drop_absent_dims(state, spec, spec.tpm.distribution(context, *parents).mean)
+            return state.layout.pad_dims(torch.log_softmax(spec.tpm.logits(context, *parents), -1), 1)
+        return state.layout.pad_dims(spec.tpm.distribution(context, *parents).mean, len(spec.shape))
 
     def validate_values(
         self, subject: str, values: object, word_counts: Mapping[str, int], batch: int

@@ -18,10 +18,11 @@ from bnet_transformer.compiler.execution_state import ExecutionState, StackTenso
 from bnet_transformer.compiler.gather import zero_padding
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
+from bnet_transformer.graph import NodeGroup
 
 
-def validate_outputs(outputs: object) -> tuple[str, ...]:
-    """The names of the requested groups, from a list."""
+def check_output_names(outputs: object) -> tuple[str, ...]:
+    """The requested names, from a list."""
     if isinstance(outputs, str):
         hint = f"Pass want=[{outputs!r}]"
         raise BNetError("want", expected="a list of names of node groups", actual=repr(outputs), hint=hint)
@@ -30,10 +31,44 @@ def validate_outputs(outputs: object) -> tuple[str, ...]:
     return tuple(outputs)
 
 
+def find_output_groups(network: Network, outputs: object) -> dict[str, tuple[NodeGroup, ...]]:
+    """The node groups of each requested name: a group (`x_1`), or a role with its groups of all slices (`x`)."""
+    return {name: find_groups(network, name) for name in check_output_names(outputs)}
+
+
+def list_group_names(outputs: Mapping[str, Sequence[NodeGroup]]) -> tuple[str, ...]:
+    """The names of all groups of the requested names, each once."""
+    return tuple(dict.fromkeys(group.name for groups in outputs.values() for group in groups))
+
+
+def find_groups(network: Network, name: str) -> tuple[NodeGroup, ...]:
+    """The node groups of a name whose nodes have the same axes: one group, or the groups of a role in all slices."""
+    matches = network.graph.match_groups(name, {})
+    if not matches or any(i is not None for _, index in matches for i in index):
+        return (network.graph.get_group(name),)
+    groups = tuple(group for group, _ in matches)
+    if len({(group.plates, group.word_stack, network.specs[group.index].shape) for group in groups}) > 1:
+        expected = "a role whose nodes have the same axes and shapes in all slices"
+        raise BNetError(name, expected=expected, actual="groups with different axes or shapes")
+    return groups
+
+
 def index_by_group(network: Network, subject: str, values: object) -> dict[int, tuple[str, Tensor]]:
-    """Values by the index of their group, each with its name in messages; unknown names are an error."""
-    validated = {} if values is None else check_mapping(subject, values)
-    return {network.graph.get_group(name).index: (f"{subject}[{name!r}]", value) for name, value in validated.items()}
+    """Values by the index of their group, each with its name in messages; unknown names are an error.
+
+    The value of a role with several groups is `[batch, slice, ...]`.
+    """
+    indexed: dict[int, tuple[str, Tensor]] = {}
+    for name, value in ({} if values is None else check_mapping(subject, values)).items():
+        groups, label = find_groups(network, name), f"{subject}[{name!r}]"
+        if len(groups) > 1 and not (is_dense(value) and value.dim() > 1 and value.shape[1] == len(groups)):
+            actual = f"shape {tuple(value.shape)}" if is_dense(value) else value
+            raise BNetError(label, expected=f"a tensor [batch, {len(groups)} slices, ...]", actual=actual)
+        for group, part in zip(groups, value.unbind(1) if len(groups) > 1 else (value,), strict=True):
+            if group.index in indexed:
+                raise BNetError(f"{label}: {group.name} has another value already")
+            indexed[group.index] = label, part
+    return indexed
 
 
 def check_value(

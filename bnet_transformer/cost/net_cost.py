@@ -11,7 +11,7 @@ from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.saved_results import SavedResult, stored_class
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.plan import Plan
-from bnet_transformer.compiler.validate_inputs import validate_outputs
+from bnet_transformer.compiler.validate_inputs import find_output_groups, list_group_names
 from bnet_transformer.cost.flop_counter import (
     ZERO,
     FlopCounter,
@@ -223,7 +223,7 @@ def cost(
         network: The net.
         words: The number of words, or a mapping from stack to its number; None for a net without words.
         batch: The number of sentences.
-        want: The names of the node groups to compute; by default the outputs of `net.module()`.
+        want: The names of the node groups or roles to compute; by default the outputs of `net.module()`.
 
     Returns:
         The cost, in total and for each template of nodes.
@@ -233,7 +233,7 @@ def cost(
     check_int("batch", batch)
     check_word_counts(network, word_counts)
     module = CompiledModule(network)
-    names = (module.output,) if want is None else validate_outputs(want)
+    names = (module.output,) if want is None else list_group_names(find_output_groups(network, want))
     fold = batch * max([0, *word_counts.values()]) > module.max_width
     counter = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(network, word_counts, batch))
     templates: dict[tuple[str, str, str], list[NodeSpec]] = {}

@@ -26,6 +26,7 @@ from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
+from bnet_transformer.graph import NodeFamily
 from bnet_transformer.inference.obstacles import Fault, Obstacle, find_mixed_type_fault
 from bnet_transformer.inference.query import (
     build_length_inputs,
@@ -223,6 +224,32 @@ class NodeEvaluator:
     def value(self, node: int) -> Tensor:
         """The value of a node: `[*states, *shape]`."""
         return self._evaluate(self.value_query(node), lambda: reference.values(self.model, node, self.evidence))
+
+    def stacked_value(self, family: NodeFamily) -> Tensor:
+        """The values of all nodes of a family: `[*states, *axes, *shape]`, with the axes of its `array`.
+
+        Raises:
+            BNetError: The nodes differ in their axes or shapes.
+            BudgetError: The nodes depend on too many joint states of latent choices.
+        """
+        if family.is_node:
+            return self.value(family.nodes[0])
+        array, nodes, model = family.array, family.nodes, self.model
+        shapes = {model.spec(node).shape for node in nodes}
+        if len(shapes) > 1:
+            raise BNetError(family.name, expected="nodes of the same shape", actual=" and ".join(map(str, shapes)))
+        groups = {model.spec(node).group.index: model.spec(node).tpm.kind for node in nodes}
+        has_choices = "discrete" in groups.values() or has_ancestor_choices(model.network, groups)
+        choices = [self.find_open_choices([node]) if has_choices else [] for node in nodes]
+        states = {choice: model.count_states(choice) for choice in sorted(set().union(*choices))}
+        reference.check_joint_states(model, [*states], BUDGET)
+        values = []
+        for node, known in zip(nodes, choices, strict=True):  # a value has a dim for each choice, in the order of ids
+            value = self.value(node)
+            value = value.reshape(*(n if k in known else 1 for k, n in states.items()), *value.shape[len(known) :])
+            values.append(value.expand(*states.values(), *value.shape[len(states) :]))
+        stacked = torch.stack(values, len(states))
+        return stacked.reshape(*states.values(), *array.shape, *stacked.shape[len(states) + 1 :])
 
     def distribution(self, node: int) -> Distribution:
         """`P(node | parents)`, batched over the latent choices on which the parents depend."""

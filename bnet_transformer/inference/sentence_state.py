@@ -18,7 +18,7 @@ from bnet_transformer.graph import GroundGraph, NodeSelection, find_family
 from bnet_transformer.graph.queries import parse_names
 from bnet_transformer.inference.intervention_values import (
     RelativeValues,
-    expand_patterns,
+    expand_names,
     is_relative,
     iter_relative_batches,
     resolve_value,
@@ -101,7 +101,7 @@ class SentenceState:
         Returns:
             A value or an attention row for each node.
         """
-        requested = expand_patterns(self.ground, nodes)
+        requested = expand_names(self.model, "do", nodes)
         relative = {node: value for node, value in requested.items() if is_relative(value)}
         result = {n: resolve_value(self.model, n, value) for n, value in requested.items() if n not in relative}
         # A relative value uses the value of a node after all other interventions of the same call.
@@ -154,7 +154,8 @@ class SentenceState:
         """The state with more evidence.
 
         Args:
-            nodes: A mapping from the name of a node to a value, a state or a label; None for no further evidence.
+            nodes: A mapping from a name or a pattern to a value, a state or a label, for each of its nodes or one for
+                all; None for no further evidence.
 
         Returns:
             A state with this evidence and that of this state.
@@ -162,7 +163,7 @@ class SentenceState:
         Raises:
             EvidenceError: A node is set, or has different evidence.
         """
-        ids = {self.ground.id(name): value for name, value in check_mapping("evidence", nodes).items()}
+        ids = expand_names(self.model, "evidence", check_mapping("evidence", nodes))
         self._check_disjoint(self.interventions, ids)
         evidence = {node: encode_value(self.model, node, value, evidence=True) for node, value in ids.items()}
         for node, value in evidence.items():

@@ -178,8 +178,7 @@ class GatedRuns:
             values: list[Tensor] = []
             if names:
                 execution, plan = self.execute(ExecutionRequest(names, corpus.x, training=False))
-                outputs = zip(names, plan.outputs, strict=True)
-                values = [self.module.compute_output(execution, *name_and_index) for name_and_index in outputs]
+                values = [self.module.compute_output(execution, index) for index in plan.outputs]
             site_values = dict(zip(site_names, values, strict=False))
             yield CorpusPart(indices, corpus, site_values, values[-1] if output else None)
 
@@ -238,7 +237,7 @@ class GatedRuns:
         execution, plan = self.execute(ExecutionRequest(self.targets, batch.x, training=False, **options))
         if not self.is_observed:
             # A value, log probabilities or a mean.
-            value = self.module.compute_output(execution, self.targets[0], plan.outputs[0])
+            value = self.module.compute_output(execution, plan.outputs[0])
             difference = value - (value if full_output is None else full_output)
             return -0.5 * difference.square().flatten(1).sum(-1).to(execution.log_dtype)
         total = torch.zeros(1, dtype=execution.log_dtype, device=execution.device)

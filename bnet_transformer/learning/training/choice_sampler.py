@@ -175,7 +175,7 @@ class ChoiceSampler:
         states = {other: self._narrow(other, self.states, size) for other in self.states if other != name}
         fields = {**arguments, "do": {**arguments.get("do", {}), **states}}
         execution, _ = self.module.run(ExecutionRequest((name,), x, mask, **fields))
-        return self.module.compute_output(execution, name, spec.group.index).exp()
+        return self.module.compute_output(execution, spec.group.index).exp()
 
 
 def observe_next_words(ids: Tensor, counts: int | Tensor) -> Evidence:

@@ -22,7 +22,7 @@ from bnet_transformer.inference.intervention_values import (
     Attend,
     Mean,
     Shift,
-    expand_patterns,
+    expand_names,
     has_node_values,
     is_relative,
     resolve_value,
@@ -196,7 +196,7 @@ def resolve_decoding_interventions(
     model = GroundModel(network, GroundGraph(network.graph, counts), {})
     resolver = _Resolver(model, stack, shortest, lengths if do_from == "new" else None)
     by_plates: dict[tuple[int, int], dict[int, object]] = {}
-    for node, value in expand_patterns(model.ground, do).items():
+    for node, value in expand_names(model, "do", do).items():
         group = model.ground.group_of(node)
         words = 1 if group.word_stack is None else counts[group.word_stack]
         k, word = divmod(node - int(model.ground.offsets[group.index]), words)
