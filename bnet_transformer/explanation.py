@@ -17,6 +17,7 @@ from bnet_transformer import reference
 from bnet_transformer._core.checks import check_int, check_mapping
 from bnet_transformer.attention.rollout import find_choices_read
 from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
+from bnet_transformer.graph import find_family
 from bnet_transformer.graph.queries import parse_names
 from bnet_transformer.inference.group_posterior import find_group_nodes
 from bnet_transformer.inference.joint_posterior import check_nodes, find_graph_of_marginals, route_expected_attention
@@ -201,6 +202,14 @@ def _explain_graph(state: SentenceState, bound: BoundArguments) -> Route:
     return replace(_route_slowest(state, specs), question=question)
 
 
+def _explain_value(state: SentenceState, bound: BoundArguments) -> Route:
+    """The slowest route among those of the nodes of a name."""
+    queries = [state.evaluator.value_query(node) for node in find_family(state.ground, bound.name).nodes]
+    routes = [state.evaluator.route(query) for query in queries]
+    slowest = max(range(len(routes)), key=lambda k: (routes[k].evaluations, routes[k].states))
+    return _route_with_flops(state, queries[slowest])
+
+
 def _explain_separated(state: SentenceState, bound: BoundArguments) -> Route:
     """The route of `separated`."""
     left, right, known = (parse_names(names, getattr(bound, names)) for names in ("x", "y", "given"))
@@ -210,7 +219,7 @@ def _explain_separated(state: SentenceState, bound: BoundArguments) -> Route:
     question = f"separation of {', '.join(left)} and {', '.join(right)}"
     if not bound.verify:
         return Route(question, "graph", "separation is a property of the graph (Bayes ball)")
-    nodes = [state.ground.id(name) for name in (*left, *right, *known)]
+    nodes = [node for name in (*left, *right, *known) for node in find_family(state.ground, name).nodes]
     choices = reference.find_open_choices(state.model, nodes, {}, include_ancestors=True)
     return route_reference(question, state.model, choices)
 
@@ -223,7 +232,7 @@ def _explain_counterfactual(state: SentenceState, bound: BoundArguments) -> Rout
 
 
 EXPLAINERS: dict[str, Callable[[SentenceState, BoundArguments], Route]] = {
-    "value": lambda state, bound: _route_with_flops(state, state.evaluator.value_query(state.ground.id(bound.name))),
+    "value": _explain_value,
     "tpm": lambda state, bound: _route_with_flops(
         state, state.evaluator.distribution_query(state.ground.id(bound.name))
     ),

@@ -228,3 +228,36 @@ def test_a_negative_word_counts_from_the_end(data):
     elif group.role != "token":
         assert torch.equal(s[from_end], s[name])
         assert s.do({from_end: 0}).state.interventions.keys() == s.do({name: 0}).state.interventions.keys()
+
+
+def test_a_negative_word_in_metrics_of_circuits_and_in_generation():
+    s = get_case("concat").sentence
+    other = s.net.sentence("the the the")
+    edges = bt.circuit(s, other, metric={"y_2": 1}, edges="* -> *").retained
+    scores = {edge: float(len(edges) - k) for k, edge in enumerate(edges)}
+    options = {"scores": scores, "baselines": ()}
+    curves = [bt.faithfulness_curves(s, other, metric={y: 1}, readout=y, **options) for y in ("y_2", "y_-1")]
+    assert curves[0].to_dataframe().equals(curves[1].to_dataframe())
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat"])
+    with pytest.raises(bt.EvidenceError, match="counted from the start"):
+        net.generate(["the cat"], length=2, do={"x_1_-1": 0})
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_graph_queries_of_several_nodes_are_those_of_their_list(data):
+    s = get_case(data.draw(st.sampled_from(["concat", "grouped", "encoder-decoder"]))).sentence
+    groups = [group.name for group in s.ground.template.groups]
+    first, second = data.draw(st.permutations(groups))[:2]
+    lists = [sorted(match_by_text(s, *split_group(s, name))) for name in (first, second)]
+    assert s.ancestors(first) == s.ancestors(*lists[0]) and s.descendants(first) == s.descendants(*lists[0])
+    given_nodes = [name for name in data.draw(st.lists(st.sampled_from(groups))) if name not in (first, second)]
+    expected = s.separated(*lists, [node for name in given_nodes for node in match_by_text(s, *split_group(s, name))])
+    assert s.separated(first, second, given_nodes) == expected
+    assert s.explain("value", "x" if "x" in s.ground.template.by_stem else "dec_x").algorithm == "compiled"
+
+
+def split_group(s, name):
+    """The stem of a node group, and its slice as a list of tokens."""
+    group = s.ground.template.by_name[name]
+    return group.stem, [] if group.slice is None else [str(group.slice)]

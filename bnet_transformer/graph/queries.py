@@ -8,7 +8,7 @@ the template graph can be inactive in a ground graph.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,7 @@ from bnet_transformer.graph.d_separation import (
     pack_queries,
 )
 from bnet_transformer.graph.ground_graph import GroundGraph, NodeSelection
+from bnet_transformer.graph.node_families import find_family
 from bnet_transformer.graph.thinned_graph import thin_graph
 from bnet_transformer.graph.traversal import ancestors, descendants, markov_blanket
 
@@ -116,7 +117,8 @@ class StructureQueries:
     """The structure queries of `BNet` and `Sentence`.
 
     Nodes are names. In a net, a name such as `"x_1"` is a node group, which represents all its nodes in every sentence;
-    in a sentence, a name such as `"x_1_2"` is one node.
+    in a sentence, a name such as `"x_1_2"` is one node. Where several nodes are allowed, a name or a pattern of several
+    nodes (`"x_1"`, `"q_*_2"`) is all of them.
 
     >>> import bnet_transformer as bt
     >>> net = bt.bayesuvius(dim=4)
@@ -180,7 +182,7 @@ class StructureQueries:
         >>> s.ancestors("q_0_2")
         ['c', 'x_0_2', 'W_q_0']
         """
-        return self._format_names(ancestors(self._graph, map(self._graph.id, names)))
+        return self._format_names(ancestors(self._graph, self._find_nodes(names)))
 
     def descendants(self, *names: str) -> list[str]:
         """The descendants of one or more nodes: all nodes with a directed path from one of them.
@@ -196,7 +198,7 @@ class StructureQueries:
         >>> s.descendants("q_0_0", "q_0_2")
         ['x_1_0', 'x_1_2']
         """
-        return self._format_names(descendants(self._graph, map(self._graph.id, names)))
+        return self._format_names(descendants(self._graph, self._find_nodes(names)))
 
     def blanket(self, name: str) -> list[str]:
         """The Markov blanket of a node: its parents, its children, and the other parents of its children.
@@ -348,7 +350,7 @@ class StructureQueries:
     def _build_query(self, x: Names, y: Names, given: Names = ()) -> SeparationQuery:
         """The separation query with node ids; raises an error if a node is in two arguments."""
         parts = {"x": parse_names("x", x), "y": parse_names("y", y), "given": parse_names("given", given)}
-        ids = {part: frozenset(map(self._graph.id, names)) for part, names in parts.items()}
+        ids = {part: frozenset(self._find_nodes(names)) for part, names in parts.items()}
         for first, second in (("x", "y"), ("x", "given"), ("y", "given")):
             for node in sorted(ids[first] & ids[second]):
                 name = self._graph.name(node)
@@ -357,6 +359,10 @@ class StructureQueries:
             if not ids[part]:
                 raise BNetError(part, expected="at least one node")
         return SeparationQuery(ids["x"], ids["y"], ids["given"])
+
+    def _find_nodes(self, names: Iterable[str]) -> list[int]:
+        """The ids of the nodes of names and patterns."""
+        return [node for name in names for node in find_family(self._graph, name).nodes]
 
     def _closure_groups(self, deterministic: bool) -> frozenset[int]:
         """The groups of nodes that count as given if their parents are given."""

@@ -123,19 +123,21 @@ def build_divergence_runs(pairs: CircuitPairs, readout: object) -> CircuitRuns:
     """The runs whose metric is the KL divergence from the distribution of a discrete node in the clean run, in nats."""
     if not isinstance(readout, str):
         raise BNetError("readout", expected="the name of a discrete node", actual=readout)
-    node = pairs.clean.model.ground.id(readout)
+    ground = pairs.clean.model.ground
+    node = ground.id(readout)
+    name = ground.name(node)
     check_discrete_node(pairs.clean.model, node)
     clean: list[Tensor] = []
 
     def record(**outcomes: Tensor) -> Tensor:
-        clean.append(outcomes[readout])
+        clean.append(outcomes[name])
         return clean[-1].new_zeros(len(clean[-1]))
 
     def diverge(**outcomes: Tensor) -> Tensor:
-        return torch.nn.functional.kl_div(outcomes[readout], clean[0], log_target=True, reduction="none").sum(-1)
+        return torch.nn.functional.kl_div(outcomes[name], clean[0], log_target=True, reduction="none").sum(-1)
 
     for function in (record, diverge):
-        parameter = inspect.Parameter(readout, inspect.Parameter.KEYWORD_ONLY)
+        parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
         function.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
     replace(pairs, metric=record).build_runs().evaluate_clean()
     return replace(pairs, metric=diverge).build_runs()

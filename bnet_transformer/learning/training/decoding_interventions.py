@@ -17,7 +17,7 @@ from bnet_transformer.compiler.execution_state import TensorLayout
 from bnet_transformer.data.task import Task
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import EvidenceError
-from bnet_transformer.graph import GroundGraph
+from bnet_transformer.graph import GroundGraph, count_from_start, find_family
 from bnet_transformer.inference.intervention_values import (
     Attend,
     Mean,
@@ -194,6 +194,11 @@ def resolve_decoding_interventions(
     counts[stack] = task.encoders[stack].exact_length or max_length
     shortest = {name: int(value.min()) for name, value in {**other_lengths, stack: lengths}.items()}
     model = GroundModel(network, GroundGraph(network.graph, counts), {})
+    for name in do:
+        group = model.ground.group_of(find_family(model.ground, name).nodes[0])
+        if group.word_stack == stack and count_from_start(model.ground, name) != name:
+            expected = "a word of the prompt that is counted from the start, because the sentence grows"
+            raise EvidenceError("do", expected=expected, actual=name)
     resolver = _Resolver(model, stack, shortest, lengths if do_from == "new" else None)
     by_plates: dict[tuple[int, int], dict[int, object]] = {}
     for node, value in expand_names(model, "do", do).items():
