@@ -282,15 +282,18 @@ class TemplateGraph:
         """
         stem, indices = split_pattern(name) if isinstance(name, str) else ("", ())
         matches: list[tuple[NodeGroup, tuple[int | None, ...]]] = []
-        for group in self.groups if name == EVERY_NODE else self.by_stem.get(stem, ()):
+        groups = self.groups if name == EVERY_NODE else self.by_stem.get(stem, ())
+        if indices and indices[0] is not None and (in_slice := self.by_name.get(f"{stem}_{indices[0]}")) is not None:
+            groups = (in_slice,)  # without a loop over all slices, because names are parsed often
+        for group in groups:
             sizes = [self.plate_sizes[plate] for plate in group.plates]
             sizes += [] if group.word_stack is None else [word_counts.get(group.word_stack, sys.maxsize)]
-            in_slice = group.slice is None or not indices or indices[0] in (None, group.slice)
+            is_in_slice = group.slice is None or not indices or indices[0] in (None, group.slice)
             index = list(indices[group.slice is not None :])
             if group.word_stack is not None and len(index) == len(sizes) and (index[-1] or 0) < 0:
                 index[-1] += sizes[-1]  # type: ignore[operator]  # a negative number is not None
             is_inside = all(i is None or 0 <= i < size for i, size in zip(index, sizes, strict=False))
-            if in_slice and is_inside and len(index) <= len(sizes):
+            if is_in_slice and is_inside and len(index) <= len(sizes):
                 matches.append((group, (*index, *[None] * (len(sizes) - len(index)))))
         return matches
 
