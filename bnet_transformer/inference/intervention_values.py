@@ -196,7 +196,7 @@ def _split_value(model: GroundModel, family: NodeFamily, value: object) -> Seque
         return None
     try:
         sizes = tuple(value.shape) if isinstance(value, Tensor | np.ndarray) else np.shape(value)
-    except ValueError:  # a ragged list
+    except (ValueError, TypeError, RuntimeError):  # a ragged list, or one of objects without a shape
         return None
     shape = model.spec(family.nodes[0]).shape
     if len(sizes) in (0, len(shape)):  # a number is the value of every entry
