@@ -13,6 +13,7 @@ from torch.distributions import Distribution
 from bnet_transformer import drawing, graph, inference, reference
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_seed
 from bnet_transformer._core.memory import check_memory, translate_memory_errors, translate_memory_errors_of_methods
+from bnet_transformer._core.tokens import distinguish, get_raw
 from bnet_transformer.attention import Inclusion, Reads, Tan, TanTree
 from bnet_transformer.attention.rollout import compute_reads
 from bnet_transformer.attention.tan import classify_slice, tan_tree
@@ -80,8 +81,21 @@ class Sentence(StructureQueries):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The words of the sentence; in a net with several stacks, the words of all stacks in their order."""
+        """The words of the sentence; in a net with several stacks, the words of all stacks in their order.
+
+        Tokens of a pretrained model are decoded, without a leading space; `raw_tokens` are those of the vocabulary.
+        """
         return tuple(token for tokens in self.state.tokens.values() for token in tokens)
+
+    @property
+    def raw_tokens(self) -> tuple[str, ...]:
+        """The words in the spelling of the vocabulary, such as `Ġcat` in a byte-level vocabulary.
+
+        >>> import bnet_transformer as bt
+        >>> bt.decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat"]).sentence("the cat").raw_tokens
+        ('the', 'cat')
+        """
+        return tuple(map(get_raw, self.words))
 
     @cached_property
     def nodes(self) -> NodeNames:
@@ -351,8 +365,9 @@ class Sentence(StructureQueries):
             raise BNetError("name", expected="the name of one node", actual=name)
         values, states = probabilities.sort(descending=True, stable=True)
         labels = self.labels(name)
-        pairs = zip(states[:count].tolist(), values[:count].tolist(), strict=True)
-        return [(labels[state], value) for state, value in pairs]
+        pairs = [*zip(states[:count].tolist(), values[:count].tolist(), strict=True)]
+        shown = distinguish(labels[state] for state, _ in pairs)
+        return [(label, value) for label, (_, value) in zip(shown, pairs, strict=True)]
 
     def posteriors(
         self,

@@ -1,13 +1,19 @@
 """GGUF files: random models written by `gguf` and SmolLM2, with `transformers` as the oracle."""
 
+import itertools
 import json
+import pickle
+import re
 import sys
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, strategies as st
+from tokenizers import decoders, pre_tokenizers
 
 import bnet_transformer as bt
+from bnet_transformer._core.tokens import Spelling, Token
 from bnet_transformer.pretrained.source import find_package_path, is_installed
 from tests.huggingface_models import GPT2, LLAMA, T, init_model
 
@@ -246,7 +252,8 @@ def test_the_tokenizer_is_that_of_the_file(tmp_path):
     """Special tokens, tokens of the user, digits one by one, and labels with spaces as in the text."""
     net = load_tokenizer(tmp_path)
     s = net.sentence("ahe cat<|im|>the 11")
-    assert s.words == ("a", "h", "e", "Ġc", "a", "t", "<|im|>", "the ", "1", "1")
+    assert s.words == ("a", "h", "e", "c", "a", "t", "<|im|>", "the ", "1", "1")
+    assert s.raw_tokens == ("a", "h", "e", "Ġc", "a", "t", "<|im|>", "the ", "1", "1")
     assert [k for k, is_special in enumerate(s.special) if is_special] == [6]
     assert s.words[3] == s.labels("y_0")[10]
     assert torch.equal(s.posterior("y_1", {"y_0": " c"}), s.posterior("y_1", {"y_0": 10}))
@@ -257,11 +264,105 @@ def test_the_tokenizer_is_that_of_the_file(tmp_path):
     assert s.words == ("<s>", "h", "e", "<|im|>") and s.special == (True, False, False, True)
 
 
+LETTERS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # text as letters of bytes
+
+
+def replace_shown_bytes(text):
+    """The bytes of a decoded token, whose bytes that are no whole character are shown as `‹e4›`."""
+    parts = re.split("‹([0-9a-f]{2})›", text)
+    return b"".join(bytes.fromhex(part) if k % 2 else part.encode() for k, part in enumerate(parts))
+
+
+@given(st.text(st.characters(exclude_characters="‹", exclude_categories=["Cs"]), min_size=1), st.data())
+def test_tokens_of_bytes_are_shown_as_text(text, data):
+    """The bytes of the shown parts are those of the text, and a part that is whole characters is shown as text."""
+    letters = "".join(part for part, _ in LETTERS.pre_tokenize_str(text))
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(letters)), max_size=4)) | {0, len(letters)})
+    tokens = [read_token(letters[i:j], has_bytes=True) for i, j in itertools.pairwise(cuts)]
+    assert b"".join(replace_shown_bytes(token.decoded) for token in tokens) == text.encode()
+    assert "".join(token.raw for token in tokens) == letters
+    assert read_token(letters, has_bytes=True).decoded == text
+
+
+def read_token(raw, **spelling):
+    return Token(raw, Spelling(**spelling).decode(raw))
+
+
+SENTENCEPIECE = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
+@pytest.mark.parametrize(
+    ("decoder", "model", "shown"),
+    [
+        (SENTENCEPIECE, {}, {"▁cat": "cat", "cat": "cat", "▁": "␣", "<0xE4>": "‹e4›", "<0x0A>": "↵", "<0x41>": "A"}),
+        (decoders.Metaspace(prepend_scheme="never"), {}, {"▁cat": "cat", "é": "é", "▁▁": "␣␣", "▁▁x": "␣x"}),
+        (decoders.ByteLevel(), {}, {"Ġcat": "cat", "CafÃ©": "Café", "ä½łå¥½": "你好", "å¥": "‹e5›‹a5›", "Ċĉ": "↵⇥"}),
+        (decoders.WordPiece(cleanup=False), {"continuing_subword_prefix": "##"}, {"##s": "·s", "cat": "cat"}),
+        (decoders.BPEDecoder(), {"end_of_word_suffix": "</w>"}, {"cat</w>": "cat", "c": "c"}),
+    ],
+)
+def test_tokens_are_those_of_the_decoder(decoder, model, shown):
+    """A reader's text, and the text of the library `tokenizers` after another token, so that spaces are retained."""
+    spelling = Spelling.of_tokenizer({"decoder": json.loads(decoder.__getstate__()), "model": model})
+    for raw, text in shown.items():
+        token = Token(raw, spelling.decode(raw))
+        assert (token, token.raw) == (text, raw) and pickle.loads(pickle.dumps(token)).raw == raw
+        peer = decoder.decode(["x", raw]).removeprefix("x")
+        if "\ufffd" not in peer and not model:
+            assert token.decoded == peer
+        elif model:
+            assert token.removeprefix("·") == peer.strip()
+
+
+def test_texts_name_tokens(tmp_path):
+    """`c` and `Ġc` have one text: the text with the space, the raw token, the token and the id name one of them."""
+    s = load_tokenizer(tmp_path).sentence("ahe cat")
+    plain, spaced = UNITS.index("c"), UNITS.index("Ġc")
+    labels = s.labels("y_1")
+    for name, state in ((" c", spaced), ("Ġc", spaced), ("␣c", spaced), (labels[plain], plain), ("th", 8), ("Ġ", 4)):
+        assert torch.equal(s.posterior("y_1", {"y_0": name}), s.posterior("y_1", {"y_0": state}))
+        assert s.lens().probability(name).equal(s.lens().probability(state))
+    for query in (lambda: s.observe(y_0="c"), lambda: s.lens().rank("c"), lambda: s.net.generate(start="c", length=1)):
+        with pytest.raises(bt.BNetError, match=r"'Ġc' .*10"):
+            query()
+    top = s.top("y_1", len(UNITS))
+    assert {"c", "␣c", "␣", "th", "the "} <= {label for label, _ in top} and len(dict(top)) == len(UNITS)
+    for label, probability in top:
+        assert s.log_prob({"y_1": label}).exp().item() == pytest.approx(probability, rel=1e-5)
+    assert [label for label, _ in s.top("y_1", 3)] == [labels[k] for k in s.posterior("y_1").topk(3).indices]
+    assert s.posteriors("y").to_dataframe().shape[1] == 2 + len(UNITS)
+    selected = s.graph(words=["c"]).nodes(data="token")
+    assert {token for _, token in selected} <= {"c", None}
+
+
+def test_outputs_have_no_raw_tokens(tmp_path):
+    s = load_tokenizer(tmp_path).sentence("e cat")
+    files = [tmp_path / f"s.{suffix}" for suffix in ("svg", "html", "json", "graphml", "dot", "tex")]
+    for path in files:
+        s.draw(path)
+    written = [path.read_text(encoding="utf-8") for path in files]
+    written += [
+        str(s),
+        repr(s.reads().paths(3)),
+        s.lens().to_dataframe().to_string(),
+        s.sample(20).to_dataframe().to_string(),
+    ]
+    assert not any("Ġ" in text for text in written)
+
+
+def test_saved_results_retain_raw_tokens(tmp_path):
+    lens = load_tokenizer(tmp_path).sentence("e cat").lens()
+    lens.save(tmp_path / "lens.safetensors")
+    loaded = bt.load(tmp_path / "lens.safetensors")
+    assert loaded.words == lens.words and [word.raw for word in loaded.words] == ["e", "Ġc", "a", "t"]
+    assert loaded.probability(" c").equal(lens.probability(UNITS.index("Ġc")))
+
+
 def test_generated_text_is_decoded(tmp_path):
     net = load_tokenizer(tmp_path)
     generated = net.generate("the cat", length=5)
     (words,), (text,) = generated.words, generated.texts
-    assert text == "".join(words).replace("Ġ", " ")
+    assert text == "".join(word.raw for word in words).replace("Ġ", " ")
 
 
 @pytest.mark.parametrize(
@@ -329,7 +430,21 @@ def test_smollm2_is_that_of_transformers(smollm2, smollm2_peer):
         ids = torch.tensor([encode(text).ids])
         close(compute_logits(smollm2, ids), peer(ids).logits.detach(), 1e-4)
     # SmolLM2's own tokenizer.json has each number of Unicode (\p{N}) as a word, and so does llama.cpp.
-    assert encode("e² Ⅷ").tokens == ("e", "Â²", "Ġ", "â", "ħ", "§")
+    assert encode("e² Ⅷ").tokens == ("e", "²", "␣", "‹e2›", "‹85›", "‹a7›")
+
+
+@pytest.mark.slow
+def test_smollm2_tokens_are_shown_as_the_library_tokenizers_decodes_them(smollm2):
+    tokenizer, vocabulary = smollm2.network.tokenizer, smollm2.network.vocabularies[""]
+    for k, token in enumerate(vocabulary):
+        text = tokenizer.decode([k])
+        assert replace_shown_bytes(token.decoded).decode(errors="replace") == text
+        assert ("‹" in token) == ("‹" in text or "\ufffd" in text.removesuffix("\ufffd" * (token == "\ufffd")))
+    for text in [*TEXTS, "The café of the advisor 你好 🙂"]:
+        s = smollm2.sentence(text)
+        assert b"".join(replace_shown_bytes(word.decoded) for word in s.words).decode() == text
+        assert not re.search("Ġ|Ã|ä½|ðŁ", "".join(s.words))
+    assert smollm2.sentence("The advisor ate café").words == ("The", "advisor", "ate", "café")
 
 
 @pytest.mark.slow
@@ -342,7 +457,7 @@ def test_smollm2_answers_in_english(smollm2, smollm2_peer):
     expected = peer.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :].tolist()
     assert list(generated.ids[0]) == expected[: len(generated.ids[0])]
     s = smollm2.sentence(TEXTS[0])
-    assert s.labels("y_13")[int(s.posterior("y_13").argmax())] == "ĠMary"
+    assert s.labels("y_13")[int(s.posterior("y_13").argmax())] == "Mary"
 
 
 def test_a_missing_package_is_an_error_with_the_command(monkeypatch):

@@ -1,7 +1,8 @@
 """Python values as JSON data that restores them: tuples, lists, mappings, and floats that are not finite.
 
 A tuple is a JSON list. A list, a mapping and a float that is not finite are `{"list": ...}`, `{"dict": ...}` and
-`{"float": ...}`. The caller encodes and decodes all other objects.
+`{"float": ...}`. A token of a vocabulary is `{"token": [raw, decoded, text]}`. The caller encodes and
+decodes all other objects.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 from torch import Size
+
+from bnet_transformer._core.tokens import Labels, Token
 
 Encoder = Callable[[object, str], Any]  # JSON data of an object, and where it is, for messages
 Decoder = Callable[[dict[str, Any], str], Any]
@@ -29,11 +32,13 @@ def to_json_data(value: object, location: str, encode_object: Encoder) -> Any:
 
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, Token):
+        return {"token": [value.raw, value.decoded, str(value)]}
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
-    if type(value) in (tuple, Size):
+    if type(value) in (tuple, Size, Labels):
         return [encode(part, f"{location}[{k}]") for k, part in enumerate(value)]  # type: ignore[arg-type, var-annotated]
     if type(value) is list:
         return {"list": [encode(part, f"{location}[{k}]") for k, part in enumerate(value)]}
@@ -61,6 +66,8 @@ def from_json_data(data: object, location: str, decode_object: Decoder) -> Any:
             return [decode(part, f"{location}[{k}]") for k, part in enumerate(parts)]
         case {"dict": list(pairs), **rest} if not rest and all(isinstance(p, list) and len(p) == 2 for p in pairs):
             return {decode(key, location): decode(part, f"{location}[{key!r}]") for key, part in pairs}
+        case {"token": [str(raw), str(decoded), str(text)], **rest} if not rest:
+            return Token(raw, decoded, text)
         case {"float": "inf" | "-inf" | "nan" as name, **rest} if not rest:
             return float(name)
     return decode_object(data, location)

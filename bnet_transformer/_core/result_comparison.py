@@ -21,6 +21,7 @@ from bnet_transformer._core.checks import check_choice, check_fraction, check_in
 from bnet_transformer._core.hashing import compute_digest
 from bnet_transformer._core.resampling import count_permutations, estimate_ratio, permutation_p, studentised_interval
 from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer._core.tokens import get_raw
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ def digest_words(tokens: Mapping[str, Sequence[str]], special: Mapping[str, Coll
     for stack, words in tokens.items():
         named = [(k, word) for k, word in enumerate(words) if k not in special.get(stack, ())]
         is_numbered = all(word == str(k) for k, word in named)
-        texts.append("" if is_numbered else "".join(MARKERS.sub("", word) for _, word in named).casefold())
+        texts.append("" if is_numbered else "".join(MARKERS.sub("", get_raw(word)) for _, word in named).casefold())
     if not any(texts):
         return ""
     return (UNCERTAIN if any(map(UNKNOWN_TOKENS.search, texts)) else "") + compute_digest(texts)[:8]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
+from bnet_transformer._core.tokens import Labels, Spelling, Token
 from bnet_transformer.errors import BNetError
 
 Span = tuple[int, int]
@@ -20,7 +22,7 @@ class TokenizedText:
     """The output of a tokenizer for a text or a pair of texts, with one entry for each token.
 
     Attributes:
-        tokens: The tokens.
+        tokens: The tokens, with the text that a reader expects.
         ids: Their ids in the vocabulary.
         spans: The character offsets of each token in its text; None for tokens that the tokenizer adds. A list of words
             is a text with single spaces between the words.
@@ -94,6 +96,19 @@ class Tokenizer:
         """The id of each token."""
         return dict(self._tokenizer.get_vocab())
 
+    @cached_property
+    def _spelling(self) -> tuple[Spelling, frozenset[str]]:
+        """The spelling of tokens, and the added tokens, which are spelled as in a text."""
+        with _wrap_tokenizer_errors("tokenizer", "a tokenizer.json"):
+            content = json.loads(self.json_text)
+            added = frozenset(token["content"] for token in content.get("added_tokens") or ())
+            return Spelling.of_tokenizer(content), added
+
+    def read_tokens(self, raws: Iterable[str]) -> Labels:
+        """Raw tokens of the vocabulary with the text that a reader expects."""
+        spelling, added = self._spelling
+        return Labels(Token(raw, raw if raw in added else spelling.decode(raw)) for raw in raws)
+
     def can_encode(self, stack: str, first_stack: str) -> bool:
         """True if the tokenizer is valid for the words of `stack`."""
         return stack == first_stack or not self.first_stack_only
@@ -130,7 +145,7 @@ class Tokenizer:
                 for k, span in zip(of_text, spans, strict=True)
             ]
         return TokenizedText(
-            tuple(encoding.tokens),
+            self.read_tokens(encoding.tokens),
             tuple(encoding.ids),
             spans,
             special,
@@ -157,8 +172,8 @@ class Tokenizer:
             if self.start_token_id is None:
                 expected = "ids, because the start token of the decoder is unknown"
                 raise BNetError(f"sentence of stack {stack!r}", expected=expected, actual=sentence)
-            start = self._tokenizer.id_to_token(self.start_token_id) or "[start]"
-            tokenized[stack] = tokenized[stack].shift_right(self.start_token_id, start)
+            start = self.read_tokens([self._tokenizer.id_to_token(self.start_token_id) or "[start]"])
+            tokenized[stack] = tokenized[stack].shift_right(self.start_token_id, *start)
         return tokenized
 
 
@@ -171,29 +186,6 @@ def _wrap_tokenizer_errors(subject: str, expected: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise BNetError(subject, expected=expected, actual=str(error)) from error
-
-
-def match_label(label: str, labels: Container[str]) -> str | None:
-    """The label that is equal to a text, or that a vocabulary of word pieces contains in its place; None for none.
-
-    Byte-level vocabularies (GPT-2, Llama 3) contain " Mary" as "ĠMary", those of SentencePiece (T5) as "▁Mary".
-
-    >>> match_label(" Mary", ["Mary", "ĠMary"]), match_label("é", ["é", "Ã©"])
-    ('ĠMary', 'Ã©')
-    """
-    spelled = "".join(_map_bytes()[byte] for byte in label.encode("utf-8", "surrogatepass"))
-    # A byte-level vocabulary has the text "é" as "Ã©", and its label "é" is the byte E9, which is no text.
-    names = (label, spelled) if label.isascii() else (spelled, label)
-    return next((name for name in (*names, label.replace(" ", "▁")) if name in labels), None)
-
-
-@cache
-def _map_bytes() -> tuple[str, ...]:
-    """The character of each byte in a byte-level vocabulary (Radford et al. 2019): the printable bytes of Latin-1, and
-    characters from 256 for the others."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    replaced = [byte for byte in range(256) if byte not in printable]
-    return tuple(chr(byte) if byte in printable else chr(256 + replaced.index(byte)) for byte in range(256))
 
 
 def is_text(value: object) -> bool:

@@ -28,6 +28,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_int, check_names
 from bnet_transformer._core.files import as_path, wrap_read_errors
 from bnet_transformer._core.naming import find_role_fault
+from bnet_transformer._core.tokens import get_raw
 from bnet_transformer._core.torch_context import preserve_python_rng
 from bnet_transformer.declare import Declaration, Node
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, FileError
@@ -538,7 +539,7 @@ def _get_state_names(model: GroundModel, node: int) -> tuple[str, ...]:
     is_last = spec.group.step == model.network.graph.slices.get(spec.group.stack)
     if labels is None and is_last and len(words) == count:
         labels = words
-    names = tuple(map(str, range(count) if labels is None else labels))
+    names = tuple(map(str, range(count))) if labels is None else tuple(map(get_raw, labels))
     if len(set(names)) != count:
         expected = f"{count} different labels"
         raise BNetError(f"labels of {spec.group.name}", expected=expected, actual=labels)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from bnet_transformer._core.tokens import as_labels
 from bnet_transformer.cli.signatures import is_integer
 from bnet_transformer.errors import BNetError, FileError
 
@@ -230,12 +231,12 @@ def parse_names(option: str, text: str) -> list[str]:
 
 def find_word(option: str, text: str, words: Sequence[str]) -> int:
     """Return the index of a word, from its index as text, or from the word if it occurs once."""
-    if text in words:
-        if words.count(text) > 1:
-            indices = ", ".join(str(k) for k, word in enumerate(words) if word == text)
-            hint = f"Use the index of one of them: {indices}"
-            raise BNetError(option, expected="a word that occurs once", actual=text, hint=hint)
-        return words.index(text)
+    positions = as_labels(words).find_all(text)
+    if len(positions) > 1:
+        hint = f"Use the index of one of them: {', '.join(map(str, positions))}"
+        raise BNetError(option, expected="a word that occurs once", actual=text, hint=hint)
+    if positions:
+        return positions[0]
     if not is_integer(text) or int(text) >= len(words):
         allowed = ", ".join(words[:20])
         raise BNetError(option, expected=f"a word, or an index up to {len(words) - 1}", actual=text, allowed=allowed)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.cli.errors import escape_control
 from bnet_transformer.cli.signatures import Count
 from bnet_transformer.errors import BNetError
@@ -173,11 +174,10 @@ class TableOutput(Output):
 
     def format_rows(self, table: pd.DataFrame, by: str | None = None) -> list[str]:
         """Return the printed lines of a table: the rows with the largest absolute values in the column `by`."""
-        if self.all_:
-            return format_table(table)
-        if by is not None:
+        if by is not None and not self.all_:
             table = table.sort_values(by, key=abs, ascending=False, kind="stable")
-        top = table.head(self.num_rows)
+        top = table if self.all_ else table.head(self.num_rows)
+        top = top.assign(**{name: distinguish(top[name]) for name in top if top[name].dtype == object})
         hidden = len(table) - len(top)
         return [*format_table(top), *([f"... and {hidden} more (--all)"] if hidden else [])]
 

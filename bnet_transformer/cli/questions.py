@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.cli import inputs
 from bnet_transformer.cli.inputs import SentenceQuery, TextSource
 from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, TableOutput, format_table, make_plotter
@@ -68,12 +69,15 @@ def posterior(nodes: str, query: SentenceQuery, options: dict[str, Any], output:
         probs = s.posterior(names if len(names) > 1 else names[0], **options)
         sizes = zip(names, probs.shape, strict=True)
         labels = [list(s.state.labels(s.ground.id(name)) or map(str, range(size))) for name, size in sizes]
-        states = [dict(zip(names, state, strict=True)) for state in itertools.product(*labels)]
-        rows = [{**state, "probability": p} for state, p in zip(states, probs.flatten().tolist(), strict=True)]
-        table = _make_table(rows)
-        document = {"nodes": names, "labels": labels, "probabilities": probs}
-        lines = output.format_rows(table, by="probability")
-        return CommandResult(document, lines, lambda: table, make_plotter(s, node=names))
+        distinct = [distinguish(part) for part in labels]  # in a file all tokens are distinguished, not only the shown
+
+        def make_table(parts: Sequence[Sequence[str]]) -> pd.DataFrame:
+            rows = [*itertools.product(*parts)]
+            return _make_table(rows, columns=names, dtype=object).assign(probability=probs.flatten().tolist())
+
+        document = {"nodes": names, "labels": distinct, "probabilities": probs}
+        lines = output.format_rows(make_table(labels), by="probability")
+        return CommandResult(document, lines, lambda: make_table(distinct), make_plotter(s, node=names))
 
     _run_question("posterior", query, output if len(names) < 3 else replace(output, formats=TABLES), answer)
 
@@ -356,8 +360,8 @@ def _format_state(s: Sentence, node: str, state: object) -> str:
     labels = s.state.labels(s.ground.id(node))
     if not labels:
         return f"state {state}"
-    number = labels.index(state) if isinstance(state, str) else int(str(state))
-    return f"state {number} {labels[number]!r}"
+    number = labels.find(state) if isinstance(state, str) else int(str(state))
+    return f"state {number} {labels[number or 0]!r}"
 
 
 @click.command(

@@ -15,7 +15,8 @@ from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.checks import check_int, check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.result_comparison import digest_words
-from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text, match_label
+from bnet_transformer._core.tokenizer import Span, TokenizedText, Tokenizer, is_text
+from bnet_transformer._core.tokens import as_labels
 from bnet_transformer.data.word_encoder import format_sentence_label, split_words, to_integers, to_reals, word_encoder
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, format_value, unknown_name_error
@@ -396,11 +397,11 @@ def _get_label_state(network: Network, spec: NodeSpec, name: str, label: str) ->
         labels = network.vocabularies.get(spec.group.stack)
     if labels is None or len(labels) != spec.tpm.states:
         raise EvidenceError(name, expected="an integer or a tensor, because its states have no labels", actual=label)
-    match = match_label(label, labels)
-    if match is None:
+    state = as_labels(labels).find(label, name, EvidenceError)
+    if state is None:
         error: UnknownNameError = unknown_name_error("", label, labels)
         raise EvidenceError(name, expected="one of its labels", actual=label, allowed=error.allowed)
-    return tuple(labels).index(match)
+    return state
 
 
 def _is_index(value: object) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.tokenizer import match_label
+from bnet_transformer._core.tokens import Labels, as_labels
 from bnet_transformer.data.batch import UNOBSERVED, Batch, Evidence, get_fill_value, lengths_to_mask, pad, split_missing
 from bnet_transformer.data.task import Task
 from bnet_transformer.data.word_encoder import WordCounter, is_text_array, to_integers, to_reals
@@ -166,10 +166,10 @@ class ExampleReader:
         if readout.tpm.kind == "continuous":
             return to_reals(group.name, value)
         encoder = self.task.encoders[group.word_stack] if group.word_stack is not None else None
-        labels = self._get_label_states(readout)
+        labels = self._get_labels(readout)
         value = value.tolist() if is_text_array(value) else value
         if isinstance(value, str) and encoder is not None:
-            value = value.split() if labels is not encoder.word_ids else encoder.encode(value)
+            value = value.split() if labels is not encoder.vocabulary else encoder.encode(value)
         if isinstance(value, str | list | tuple):
             value = _labels_to_states(group.name, labels, value)
         return to_integers(group.name, value)
@@ -181,13 +181,14 @@ class ExampleReader:
         absent = value.isnan().all(-1, keepdim=True) if self.missing else torch.zeros_like(value, dtype=torch.bool)
         return ~value.isfinite() & ~absent
 
-    def _get_label_states(self, readout: NodeSpec) -> Mapping[str, int]:
-        """The state of each label of a readout; the labels may be the words of a stack that the readout predicts."""
+    def _get_labels(self, readout: NodeSpec) -> Labels:
+        """The labels of a readout, which may be the words of a stack that the readout predicts."""
         labels = getattr(readout.tpm, "labels", None)
         if labels is not None:
-            return {label: state for state, label in enumerate(labels)}
+            return as_labels(labels)
         words = self.task.encoders.get(readout.group.stack)
-        return words.word_ids if words is not None and len(words.word_ids) == readout.tpm.states else {}
+        vocabulary = None if words is None else words.vocabulary
+        return vocabulary if vocabulary is not None and len(vocabulary) == readout.tpm.states else Labels()
 
     def check_observed(
         self, readout: NodeSpec | None, value: Tensor, words: Mapping[str, Tensor], leading: tuple[int, ...] = ()
@@ -217,15 +218,15 @@ def is_stack_pair(row: object) -> bool:
     return isinstance(row, tuple) and len(row) == 2 and isinstance(row[0], Mapping)
 
 
-def _labels_to_states(subject: str, labels: Mapping[str, int], value: object) -> object:
+def _labels_to_states(subject: str, labels: Labels, value: object) -> object:
     """The states of labels; None is a missing observation."""
     if value is None:
         return UNOBSERVED
     if isinstance(value, str):
-        match = match_label(value, labels)
-        if match is None:
+        state = labels.find(value, f"label of {subject}")
+        if state is None:
             raise unknown_name_error(f"label of {subject}", value, labels)
-        return labels[match]
+        return state
     return [_labels_to_states(subject, labels, part) for part in value] if isinstance(value, list | tuple) else value
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TypeGuard
 
 import numpy as np
@@ -16,7 +15,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import copy_to_tensor
-from bnet_transformer._core.tokenizer import Tokenizer, is_text, match_label
+from bnet_transformer._core.tokenizer import Tokenizer, is_text
+from bnet_transformer._core.tokens import Labels
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph.template_graph import NodeGroup
@@ -39,7 +39,7 @@ class WordEncoder:
 
     stack: str
     spec: NodeSpec
-    vocabulary: tuple[str, ...] | None
+    vocabulary: Labels | None
     max_length: int | None = None
     tokenizer: Tokenizer | None = None
     exact_length: int | None = None
@@ -54,11 +54,6 @@ class WordEncoder:
     def name(self) -> str:
         """The name of the sentence in messages."""
         return format_sentence_label(self.stack)
-
-    @cached_property
-    def word_ids(self) -> dict[str, int]:
-        """The id of each word of the vocabulary."""
-        return {word: k for k, word in enumerate(self.vocabulary or ())}
 
     def encode(self, sentence: object) -> Tensor:
         """Encode one sentence.
@@ -101,10 +96,10 @@ class WordEncoder:
         if self.vocabulary is None:
             hint = "For a pretrained model without tokenizer, pass from_pretrained(..., tokenizer=)"
             raise BNetError(self.name, expected="ids: the net has no vocabulary", actual=word, hint=hint)
-        match = match_label(word, self.word_ids)
-        if match is None:
-            raise unknown_name_error(f"word of the {self.name}", word, self.word_ids)
-        return self.word_ids[match]
+        state = self.vocabulary.find(word, f"word of the {self.name}")
+        if state is None:
+            raise unknown_name_error(f"word of the {self.name}", word, self.vocabulary)
+        return state
 
     def encode_word(self, word: object) -> Tensor:
         """Encode a sentence of one word, `[1]` or `[1, *shape]`."""

@@ -22,6 +22,7 @@ from bnet_transformer._core.checks import check_mapping, check_names, set_frozen
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer._core.tokenizer import Tokenizer
+from bnet_transformer._core.tokens import Labels
 from bnet_transformer.declare.declaration import Declaration
 from bnet_transformer.declare.templates import NodeTemplate, collection_axes, declaration_to_graph
 from bnet_transformer.errors import NOT_GIVEN, BNetError, BudgetError, DeclarationError, DeclarationFault, format_value
@@ -216,10 +217,11 @@ class Network:
         """The device of the parameters."""
         return next((p.device for p in self.parameters.values()), torch.device("cpu"))
 
-    @property
-    def vocabularies(self) -> dict[str, tuple[str, ...]]:
-        """The vocabulary of each stack that has one."""
-        return {s.name: tuple(s.vocabulary) for s in self.declaration.stacks if s.vocabulary is not None}
+    @cached_property
+    def vocabularies(self) -> dict[str, Labels]:
+        """The vocabulary of each stack that has one; with a tokenizer its tokens are decoded (`Token`)."""
+        read_words = Labels if self.tokenizer is None else self.tokenizer.read_tokens
+        return {s.name: read_words(s.vocabulary) for s in self.declaration.stacks if s.vocabulary is not None}
 
     @cached_property
     def choices(self) -> tuple[NodeSpec, ...]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference import elimination
 from bnet_transformer.inference.joint_posterior import node_posteriors
@@ -61,12 +62,12 @@ class GroupPosterior(SavedResult):
         """A data frame with a row for each node and a column for each state."""
         import pandas as pd
 
-        tokens, rows = self.labels.get("word"), []
+        tokens, rows, states = self.labels.get("word"), [], distinguish(self.labels_along(-1))
         probs = to_numpy(self.probabilities)
         for index in np.ndindex(*probs.shape[:-1]):
             row: dict[str, object] = dict(zip(self.axes, index, strict=False))
             row |= {} if tokens is None else {"token": tokens[index[-1]]}
-            rows.append(row | dict(zip(self.labels_along(-1), probs[index], strict=True)))
+            rows.append(row | dict(zip(states, probs[index], strict=True)))
         return pd.DataFrame(rows)
 
     def _repr_html_(self) -> str:
@@ -89,7 +90,7 @@ def compute_group_posterior(state: SentenceState, query: Query, name: str) -> Gr
     group, nodes = ground.template.get_group(name), find_group_nodes(model, name)
     probs = _compute_probabilities(query.without_input_evidence(), group, nodes)
     state_labels = state.labels(nodes[0])
-    labels = {} if state_labels is None else {"state": state_labels}
+    labels: dict[str, tuple[str, ...]] = {} if state_labels is None else {"state": state_labels}
     if group.word_stack is not None:
         labels["word"] = state.tokens[group.word_stack]
     flags = () if group.word_stack is None else state.encoded.flag_special_words(state.network, group.word_stack)

@@ -21,6 +21,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.saved_results import SavedResult, stored_class
+from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.inference.factor_graph import format_nodes
 from bnet_transformer.inference.joint_posterior import find_marginal_map, joint_log_evidence, route_marginal_map
@@ -162,7 +163,7 @@ class RankedStates(SavedResult):
         states = self[name].tolist()
         if name not in self._position_of:
             raise unknown_name_error("node", name, self.nodes)
-        return [self._position_of[name][0].format_state(state) for state in states]
+        return distinguish(self._position_of[name][0].format_state(state) for state in states)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A data frame with a row for each joint state: `log_prob`, `share`, and the label of each node's state."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.validate_inputs import lay_out_value
 from bnet_transformer.declare import NodeSpec
@@ -94,7 +95,7 @@ class Samples(SavedResult):
         columns: dict[str, object] = {}
         for name, samples in self.states.items():
             if name in self.labels:
-                columns[name] = [self.labels[name][k] for k in samples.tolist()]
+                columns[name] = distinguish(self.labels[name][k] for k in samples.tolist())
             elif samples.dim() == 1:
                 columns[name] = to_numpy(samples)
             else:

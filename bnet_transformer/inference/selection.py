@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int, resolve_index
-from bnet_transformer._core.tokenizer import match_label
+from bnet_transformer._core.tokens import as_labels
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
@@ -90,8 +90,7 @@ def parse_words(tokens: Sequence[str], words: object) -> list[int]:
     indices: list[int] = []
     for item in items:
         if isinstance(item, str):
-            match = match_label(item, tokens)
-            positions = [k for k, token in enumerate(tokens) if token == match]
+            positions = as_labels(tokens).find_all(item)
             if not positions:
                 raise unknown_name_error("word", item, tokens)
             indices.extend(positions)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_int, check_mapping
+from bnet_transformer._core.tokens import Labels, as_labels
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value
 from bnet_transformer.declare import Network
@@ -270,7 +271,7 @@ class SentenceState:
                 selected_words[stack] = parse_words(self.tokens[stack], selected)
         return NodeSelection(chosen, selected_words, plates, weights)
 
-    def labels(self, node: int) -> tuple[str, ...] | None:
+    def labels(self, node: int) -> Labels | None:
         """The labels of the states of a node: its labels, words of the sentence or words of the vocabulary.
 
         Args:
@@ -283,8 +284,8 @@ class SentenceState:
         if spec.tpm.kind != "discrete":
             return None
         if spec.tpm.states is None:
-            return tuple(self.tokens[network.get_source_stack(spec)])
+            return as_labels(self.tokens[network.get_source_stack(spec)])
         labels = getattr(spec.tpm, "labels", None)
         if labels is None and not network.graph.out_edges[spec.group.index]:
             labels = network.vocabularies.get(spec.group.stack)
-        return None if labels is None or len(labels) != spec.tpm.states else tuple(labels)
+        return None if labels is None or len(labels) != spec.tpm.states else as_labels(labels)

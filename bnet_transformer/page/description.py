@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_names, check_sequence
 from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.bridges.networkx import get_display_kind
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
@@ -426,7 +427,9 @@ def _describe_posterior(state: SentenceState, node: int) -> dict[str, Any]:
     before = joint_posterior(replace(state.query([node]), evidence={})) if state.evidence else after
     labels = state.labels(node) or tuple(map(str, range(len(after))))
     shown = torch.argsort(after, descending=True, stable=True)[:MAX_STATES].sort().values.tolist()
-    states = [[format_token(labels[k]), round(float(before[k]), 6), round(float(after[k]), 6), k] for k in shown]
+    names = map(format_token, distinguish(labels[k] for k in shown))
+    rows = zip(names, shown, strict=True)
+    states = [[name, round(float(before[k]), 6), round(float(after[k]), 6), k] for name, k in rows]
     return {
         "node": state.ground.name(node),
         "states": states,

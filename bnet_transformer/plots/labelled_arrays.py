@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import copy_to_tensor, to_numpy
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_names
+from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fonts import BASE_FONT, text_width
 from bnet_transformer.figures.labels import format_token
@@ -255,12 +256,12 @@ def select_top(series: Sequence[BarSeries], labels: Sequence[str], top: int) -> 
     """The `top` largest bars by magnitude in the last series, their labels, and a note on the others."""
     count = len(labels)
     if count <= top:
-        return list(series), list(labels), ""
+        return list(series), distinguish(labels), ""
     indices = np.argsort(-np.abs(np.nan_to_num(series[-1].values)), kind="stable")[:top]
     selected = [bars.select(indices) for bars in series]
     remainder = float(np.nansum(np.delete(series[-1].values, indices)))
     note = f"Showing the {top} largest of {count:,}; the sum of the others is {format_digits(remainder)}."
-    return selected, [labels[k] for k in indices], note
+    return selected, distinguish(labels[k] for k in indices), note
 
 
 def draw_bars(

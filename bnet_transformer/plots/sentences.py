@@ -234,10 +234,12 @@ def state_labels(s: SentenceLike, name: str) -> list[str]:
 
 def _word_labels(s: SentenceLike, stack: str, words: str) -> tuple[str, ...]:
     """The labels of the words of a stack: tokens, or full words."""
-    tokens = tuple(s.state.tokens[stack])
-    if words == TOKEN_WORDS:
+    tokens, encoded, tokenizer = tuple(s.state.tokens[stack]), s.state.encoded, s.state.network.tokenizer
+    if words == TOKEN_WORDS or tokenizer is None or stack not in encoded.tokenized:
         return tokens
-    return tuple("".join(tokens[k].removeprefix("##") for k in group) for group in s.state.encoded.group_subwords())
+    ids = encoded.tokenized[stack].ids
+    texts = {group: tokenizer.decode([ids[k] for k in group]).strip() for group in encoded.group_subwords()}
+    return tuple(text or "".join(tokens[k] for k in group) for group, text in texts.items())
 
 
 def _name_dims(s: SentenceLike, spec: NodeSpec, num_dims: int) -> list[str]:

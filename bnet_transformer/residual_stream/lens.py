@@ -22,7 +22,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int, resolve_index
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.saved_results import Fields, SavedResult, register_codec
-from bnet_transformer._core.tokenizer import match_label
+from bnet_transformer._core.tokens import as_labels, distinguish
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
@@ -176,8 +176,8 @@ class Lens(SavedResult):
         probs, states = self.top_probabilities[t, i], self.top_states[t, i]
         if count > len(states):
             probs, states = self.distribution(t).probs[i].topk(count)
-        pairs = zip(states[:count].tolist(), probs[:count].tolist(), strict=True)
-        return [(self.labels[state], prob) for state, prob in pairs]
+        labels = distinguish(self.labels[state] for state in states[:count].tolist())
+        return list(zip(labels, probs[:count].tolist(), strict=True))
 
     def distribution(self, slice: int | str) -> Categorical:
         """The distributions of one state of all words.
@@ -251,10 +251,10 @@ class Lens(SavedResult):
             UnknownNameError: There is no such label.
         """
         if isinstance(state, str):
-            label = match_label(state, self.labels)
-            if label is None:
+            number = as_labels(self.labels).find(state, f"state of {self.readout}")
+            if number is None:
                 raise unknown_name_error(f"state of {self.readout}", state, self.labels)
-            return self.labels.index(label)
+            return number
         return parse_indices(f"state of {self.readout}", state, len(self.labels))[0]
 
     def parse_slices(self, slices: object) -> list[int]:
@@ -286,7 +286,7 @@ class Lens(SavedResult):
                 "slice": [t for t in range(rows) for _ in range(columns)],
                 "word": list(range(columns)) * rows,
                 "token": list(self.words) * rows,
-                "top": [self.labels[state] for state in self.top_states[..., 0].flatten().tolist()],
+                "top": distinguish(self.labels[state] for state in self.top_states[..., 0].flatten().tolist()),
                 "probability": to_numpy(self.top_probabilities[..., 0].flatten()),
                 "entropy": to_numpy(self.entropy.flatten()),
                 "kl": to_numpy(self.kl.flatten()),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.naming import join_name
+from bnet_transformer._core.tokens import distinguish
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.data.word_encoder import to_reals
@@ -120,7 +121,7 @@ def _parse_direction(
     direction = torch.zeros(size, dtype=dtype, device=device)
     for k, sign in zip(states, (1.0, -1.0), strict=False):
         direction[k] += sign
-    names = [labels[k] if labels else f"state {k}" for k in states]
+    names = distinguish(labels[k] if labels else f"state {k}" for k in states)
     return direction, " - ".join(names) if len(pair) == 2 else f"logit of {names[0]}", tuple(states)
 
 

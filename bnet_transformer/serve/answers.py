@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.cancellation import check_cancelled
+from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.labels import format_token
@@ -208,7 +209,7 @@ def _build_metric(base: Sentence, clean: Sentence, other: Sentence, question: Qu
         of = question.of or _find_changed_states(base, other, name)
         states, labels = [parse_state(base, name, text) for text in of], base.state.labels(node)
         texts = [labels[state] if labels is not None and isinstance(state, int) else str(state) for state in states]
-        terms = [f"log P({name} = {format_token(text)})" for text in texts]
+        terms = [f"log P({name} = {format_token(text)})" for text in distinguish(texts)]
         return {name: states[0] if len(states) == 1 else tuple(states)}, " - ".join(terms)
     if question.of:
         raise BNetError("patch", expected=f"no states for {name}, which is a vector", actual=", ".join(question.of))

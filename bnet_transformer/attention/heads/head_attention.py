@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer._core.naming import Reach
+from bnet_transformer._core.tokens import get_raw
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.module import CompiledModule
@@ -286,7 +287,8 @@ class QueryKeyTokens:
 
 def _has_same_token(pair: QueryKeyTokens) -> BoolTable:
     """Return the pairs of different words with the same token; in cross-attention, all pairs with the same token."""
-    is_same: BoolTable = np.array(pair.query_tokens)[:, None] == np.array(pair.key_tokens)[None, :]
+    queries, keys = (np.array([*map(get_raw, tokens)]) for tokens in (pair.query_tokens, pair.key_tokens))
+    is_same: BoolTable = queries[:, None] == keys[None, :]
     return is_same & (pair.distance != 0) if pair.is_self_attention else is_same
 
 

@@ -26,6 +26,7 @@ from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContex
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer._core.result_comparison import SentenceValues
+from bnet_transformer._core.tokens import get_raw
 from bnet_transformer.attention.heads.head_attention import (
     ONE_STACK,
     SEPARATORS,
@@ -365,6 +366,7 @@ def _check_separators(network: Network, separators: Collection[str] | None) -> f
     if separators is None:
         return None
     known = {word for words in network.vocabularies.values() for word in words}
+    known |= {get_raw(word) for word in known}
     known |= set(network.tokenizer.vocabulary) if network.tokenizer is not None else set()
     for token in check_sequence("separators", separators, str):
         if known and token not in known:
@@ -379,7 +381,7 @@ def _split_tokens(
     query_stack, key_stack = nodes.stacks
     read = sentence.tokens[key_stack]
     if separators is not None:
-        marks = [token in separators for token in read]
+        marks = [bool({token, get_raw(token)} & separators) for token in read]
     else:
         start = sum(len(sentence.tokens[s]) for s in list(sentence.tokens)[: list(sentence.tokens).index(key_stack)])
         marks = list(sentence.flag_special_tokens(network)[start : start + len(read)])
