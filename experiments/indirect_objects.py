@@ -105,8 +105,9 @@ def load_net() -> bt.BNet:
 @functools.cache
 def get_state(name: str) -> int:
     """Return the state of the next word that is a name after a space."""
-    labels = load_net().sentence("to").labels("y_0")
-    return labels.index(f"\u0120{name}")  # the space of a byte-level vocabulary
+    state = load_net().network.vocabularies[""].find(f" {name}")
+    assert state is not None, name
+    return state
 
 
 @functools.cache
@@ -247,7 +248,7 @@ def roles() -> Result:
     prompts, ranked = create_prompts("held-out"), rank_heads()[:STRONGEST]
     totals = {name: torch.zeros(len(ATTENDED) + 2, dtype=torch.float64) for name in ranked}
     for sentence, answer, subject in zip(prompts.clean, prompts.answers, prompts.subjects, strict=True):
-        words = [word.removeprefix("\u0120") for word in sentence.words]
+        words = list(sentence.words)
         first = words.index(subject)
         second = words.index(subject, first + 1)
         pairs = [(LAST, words.index(answer)), (LAST, first), (LAST, second), (second, first + 1)]

@@ -104,6 +104,18 @@ class Tokenizer:
             added = frozenset(token["content"] for token in content.get("added_tokens") or ())
             return Spelling.of_tokenizer(content), added
 
+    @cached_property
+    def _vocabularies(self) -> dict[tuple[str, ...], Labels]:
+        """The vocabularies that `read_vocabulary` has read."""
+        return {}
+
+    def read_vocabulary(self, raws: Iterable[str]) -> Labels:
+        """All tokens of a vocabulary, which is read once for all nets with this tokenizer."""
+        key = tuple(raws)
+        if key not in self._vocabularies:
+            self._vocabularies[key] = self.read_tokens(key)
+        return self._vocabularies[key]
+
     def read_tokens(self, raws: Iterable[str]) -> Labels:
         """Raw tokens of the vocabulary with the text that a reader expects."""
         spelling, added = self._spelling

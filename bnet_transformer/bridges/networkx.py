@@ -243,7 +243,8 @@ def iter_nodes(
     ids = ground.select_nodes(group, selection).tolist()
     for node, index in zip(ids, itertools.product(*(axis.tolist() for axis in axis_indices)), strict=True):
         word = index[-1] if group.word_stack is not None else None
-        token = None if stack_tokens is None or word is None else str(stack_tokens[word])  # a file has no `Token`
+        # Writers of graphs accept only built-in types.
+        token = None if stack_tokens is None or word is None else str(stack_tokens[word])
         label = format_label(
             group.role, stack=group.stack, slice=group.slice, plates=index[:inner], word=word, token=token
         )

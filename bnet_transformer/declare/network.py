@@ -220,7 +220,7 @@ class Network:
     @cached_property
     def vocabularies(self) -> dict[str, Labels]:
         """The vocabulary of each stack that has one; with a tokenizer its tokens are decoded (`Token`)."""
-        read_words = Labels if self.tokenizer is None else self.tokenizer.read_tokens
+        read_words = Labels if self.tokenizer is None else self.tokenizer.read_vocabulary
         return {s.name: read_words(s.vocabulary) for s in self.declaration.stacks if s.vocabulary is not None}
 
     @cached_property

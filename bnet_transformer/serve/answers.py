@@ -121,7 +121,7 @@ def compute_lens(source: SentenceSource, tab: str, state: PageState) -> dict[str
         "readout": result.readout,
         "states": list(result.states),
         "words": [format_token(word) for word in result.words],
-        "labels": [[format_token(result.labels[k]) for k in row] for row in states.tolist()],
+        "labels": [[*map(format_token, distinguish(result.labels[k] for k in row))] for row in states.tolist()],
         "probabilities": probabilities.double().tolist(),
         "notes": list(result.notes),
     }

@@ -155,7 +155,7 @@ def describe_node(
         "plates": axes,
         "index": index,
         "word": word,
-        "token": token,
+        "token": None if token is None else str(token),  # writers of graphs accept only built-in types
         "label": format_label(group.role, stack=group.stack, slice=group.slice, plates=plates, word=word, token=token),
         "part": part,
     }
