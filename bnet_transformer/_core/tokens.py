@@ -105,8 +105,9 @@ class Spelling:
         if self.prefix and raw.startswith(self.prefix) and raw != self.prefix:
             return PIECE + raw.removeprefix(self.prefix)
         text = raw.removesuffix(self.suffix) or raw
-        if self.has_bytes and _byte_of_letter().keys() >= set(text):
-            return _decode_bytes(bytes(map(_byte_of_letter().__getitem__, text)))
+        letters, table = _map_bytes()
+        if self.has_bytes and letters.issuperset(text):
+            return _decode_bytes(text.translate(table).encode("latin-1"))
         return text.replace(self.space, " ") if self.space else text
 
 
@@ -122,16 +123,18 @@ def _decode_bytes(data: bytes) -> str:
     """The text of bytes; each byte that belongs to no whole character is shown in hexadecimal."""
     # `surrogateescape` maps each such byte to one character, U+DC80 plus its lower seven bits.
     text = data.decode("utf-8", "surrogateescape")
+    if text.isprintable():
+        return text
     return re.sub("[\udc80-\udcff]", lambda match: f"‹{ord(match[0]) - 0xDC00:02x}›", text)
 
 
 @cache
-def _byte_of_letter() -> dict[str, int]:
-    """The byte of each character of a byte-level vocabulary (Radford et al. 2019): the printable bytes of Latin-1 are
-    characters with the same number, and the others are characters from 256."""
+def _map_bytes() -> tuple[frozenset[str], dict[int, int]]:
+    """The characters of a byte-level vocabulary (Radford et al. 2019), and the byte of each character whose number is
+    not that of its byte: the bytes that are not printable in Latin-1 are characters from 256."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    replaced = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + k): byte for k, byte in enumerate(replaced)}
+    table = {256 + k: byte for k, byte in enumerate(byte for byte in range(256) if byte not in printable)}
+    return frozenset(map(chr, [*printable, *table])), table
 
 
 class Labels(tuple[str, ...]):
@@ -144,11 +147,12 @@ class Labels(tuple[str, ...]):
 
     @cached_property
     def _states_by_text(self) -> dict[str, list[int]]:
-        """The states of each text: as shown, as decoded, and with a visible leading space."""
+        """The states of each text: as shown, and as decoded."""
         states: dict[str, list[int]] = defaultdict(list)
         for state, label in enumerate(self):
-            for text in {str(label), get_decoded(label), _show_leading_space(label)}:
-                states[text].append(state)
+            states[label].append(state)
+            if isinstance(label, Token) and label.decoded != label:
+                states[label.decoded].append(state)
         return dict(states)
 
     @cached_property
@@ -161,9 +165,12 @@ class Labels(tuple[str, ...]):
 
     def find_all(self, label: str) -> list[int]:
         """The states that a label names: by its raw token if it is a `Token`, else by text, else by raw token."""
-        if isinstance(label, Token):
-            return self._states_by_raw.get(label.raw) or self._states_by_text.get(label, [])
-        return self._states_by_text.get(label) or self._states_by_raw.get(label, [])
+        if isinstance(label, Token) and label.raw in self._states_by_raw:
+            return self._states_by_raw[label.raw]
+        for text in (label, label.replace("␣", " ", 1) if label.startswith("␣") else label):
+            if text in self._states_by_text:
+                return self._states_by_text[text]
+        return self._states_by_raw.get(label, [])
 
     def find(self, label: str, subject: str = "label", error: type[BNetError] = BNetError) -> int | None:
         """The state that a label names; None if there is none.
