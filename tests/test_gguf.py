@@ -16,6 +16,7 @@ import bnet_transformer as bt
 from bnet_transformer._core.tokens import Spelling, Token
 from bnet_transformer.pretrained.source import find_package_path, is_installed
 from tests.huggingface_models import GPT2, LLAMA, T, init_model
+from tests.test_cli import run
 
 gguf = pytest.importorskip("gguf", reason='reads the files: pip install "bnet-transformer[gguf]"')
 Kind = gguf.GGMLQuantizationType
@@ -348,6 +349,24 @@ def test_outputs_have_no_raw_tokens(tmp_path):
         s.sample(20).to_dataframe().to_string(),
     ]
     assert not any("Ġ" in text for text in written)
+
+
+def test_commands_name_and_show_tokens_by_text(tmp_path):
+    s = load_tokenizer(tmp_path).sentence("e cat")
+    options = ["-m", tmp_path / "m.gguf", "--answer", '" c",th']
+    result = run("sweep", "e cat", "e cta", "--at", "x", *options)
+    assert result.exit_code == 0, result.output
+    assert "'c'" in result.output and "Ġ" not in result.output
+    result = run("ask", "posterior", "y_0", "e cat", "-m", tmp_path / "m.gguf", "--json")
+    (answer,) = json.loads(result.stdout)["sentences"]
+    assert len({*answer["labels"][0]}) == len(UNITS)
+    assert answer["probabilities"] == pytest.approx(s.posterior("y_0").tolist(), rel=1e-5)
+
+
+def test_full_words_of_a_plot_are_those_of_the_text(tmp_path):
+    s = load_tokenizer(tmp_path).sentence("e cat")
+    axes = bt.plot(s, slice=0, head=0, words="words").axes[0]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["e", "cat"]
 
 
 def test_saved_results_retain_raw_tokens(tmp_path):
