@@ -369,6 +369,15 @@ def test_full_words_of_a_plot_are_those_of_the_text(tmp_path):
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["e", "cat"]
 
 
+def test_the_vocabulary_of_a_model_is_that_of_another_net(tmp_path):
+    vocabulary = load_tokenizer(tmp_path).network.vocabularies[""]
+    readout = bt.tpm.Categorical(len(UNITS), labels=vocabulary)
+    net = bt.bayesuvius(8, vocabulary=vocabulary, observe=readout)
+    net.save(tmp_path / "net.safetensors")
+    s = bt.load(tmp_path / "net.safetensors").sentence(UNITS)
+    assert s.words == s.labels("y_0") == tuple(UNITS)
+
+
 def test_saved_results_retain_raw_tokens(tmp_path):
     lens = load_tokenizer(tmp_path).sentence("e cat").lens()
     lens.save(tmp_path / "lens.safetensors")

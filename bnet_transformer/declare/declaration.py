@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_sequence, set_frozen
 from bnet_transformer._core.naming import Reach, as_reach
+from bnet_transformer._core.tokens import get_raw
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import TPM, Shape, check_shape
 
@@ -216,7 +217,7 @@ def check_vocabulary(words: object) -> tuple[str, ...]:
     """A vocabulary as a tuple of different words, none of them empty."""
     if isinstance(words, str) or not isinstance(words, Sequence):
         raise BNetError("vocabulary", expected="a list of different words", actual=words)
-    vocabulary = check_sequence("vocabulary", words, str)
+    vocabulary = tuple(map(get_raw, check_sequence("vocabulary", words, str)))
     if not vocabulary or not all(vocabulary):
         expected = "words that are not empty" if vocabulary else "at least one word"
         raise BNetError("vocabulary", expected=expected, actual=words)

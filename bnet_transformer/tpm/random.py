@@ -17,6 +17,7 @@ from torch.distributions import Distribution, Independent, Normal as TorchNormal
 from torch.nn import functional
 
 from bnet_transformer._core.checks import check_int, check_sequence, set_frozen
+from bnet_transformer._core.tokens import get_raw
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import (
     TPM,
@@ -510,7 +511,7 @@ def list_latex(items: list[str]) -> str:
 
 def check_labels(labels: object, n: int) -> tuple[str, ...]:
     """The labels of `n` states as a tuple of different strings."""
-    names = check_sequence("labels", labels, str)
+    names = tuple(map(get_raw, check_sequence("labels", labels, str)))
     if len(names) != n or len(set(names)) != n:
         raise BNetError("labels", expected=f"{n} different labels, one for each state", actual=names)
     return names
