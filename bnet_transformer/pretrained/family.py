@@ -121,7 +121,7 @@ class ModelFamily:
         classifier: The part and the activation of the pooler before the classifier; empty for none.
         unsupported: Settings that change the equations, with the value that does not change them.
         buffers: Keys of the weights that no node needs.
-        in_transformer_lens: True if TransformerLens supports the family.
+        in_transformer_lens: True if TransformerLens has the family, with the hooks of one stack of words.
         key_mapping: Regular expressions of legacy keys, with their replacements.
         shared: True if all slices share one set of weights.
         has_normed_last_state: True if the last of `hidden_states` is the output of the final norm.

@@ -357,19 +357,24 @@ def _list_parameter_keys(net: BNet) -> dict[str, tuple[str, ...]]:
 
 
 def _list_hooks(net: BNet) -> list[HookPoint]:
-    """List the hooks of TransformerLens that contain nodes; raise an error for a family that it does not support."""
+    """List the hooks of TransformerLens that contain nodes; raise an error for a family without known hooks."""
     family, graph = family_of(net.network), net.network.graph
     if not family.in_transformer_lens:
         allowed = ", ".join(name for name, known in FAMILIES.items() if known.in_transformer_lens)
-        expected = "a family that TransformerLens supports"
-        raise BNetError("net", expected=expected, actual=family.name, allowed=allowed)
+        reason = "which TransformerLens does not have"
+        if len(graph.slices) > 1:
+            reason = "whose stacks have other hooks (encoder_blocks, decoder_blocks), which are not translated"
+        elif family.is_vision:
+            reason = "whose embeddings of images have other hooks, which are not translated"
+        expected, hint = "a family whose hooks in TransformerLens are known", "Use to_hugging_face"
+        raise BNetError("net", expected=expected, actual=f"{family.name}, {reason}", allowed=allowed, hint=hint)
     is_post = family.norm == "post"
     points = []
     for role, hooks in (POST_NORM_HOOKS if is_post else PRE_NORM_HOOKS).items():
         stem = {FIRST_STATE: "x", NEXT_STATE: "x", "j": "a"}.get(role, role)
         if stem not in graph.by_stem:
             continue
-        plates = ("head",) if role in ("q", "k", "v", "a", "j") else ()
+        plates = graph.by_stem[stem][0].plates  # heads, or groups and heads: `k` and `v` have only groups
         dims = ATTENTION_DIMS if role == "j" else ("word", "heads", "feature") if plates else ("word", "heads")
         spans = _compute_spans([graph.plate_sizes[plate] for plate in plates])
         slices = range(graph.slices[""]) if "{t}" in hooks[0] else (None,)

@@ -91,7 +91,6 @@ GPT_NEOX = ModelFamily(
         "layers.{t}.attention.masked_bias",
         "layers.{t}.attention.rotary_emb.inv_freq",
     ),
-    in_transformer_lens=False,
     key_mapping={r"^embed_out\.": "lm_head."},
     rotary=True,
     biased={"map": "attention_bias", "mix": "attention_bias"},

@@ -48,7 +48,6 @@ LLAMA = ModelFamily(
     logits_bias=False,
     unsupported={"partial_rotary_factor": 1.0},
     buffers=BUFFERS,
-    in_transformer_lens=False,
     norm_type="rms",
     gated=True,
     rotary=True,
