@@ -27,7 +27,7 @@ from bnet_transformer.pretrained.declaration import (
     resolve_options,
 )
 from bnet_transformer.pretrained.families import FAMILIES, register_family
-from bnet_transformer.pretrained.family import GGUFFormat, ModelFamily, WeightLocation, load_config
+from bnet_transformer.pretrained.family import ADAPTER_ADVICE, GGUFFormat, ModelFamily, WeightLocation, load_config
 from bnet_transformer.pretrained.gguf_file import gguf_to_source, is_gguf
 from bnet_transformer.pretrained.module_check import check_modules
 from bnet_transformer.pretrained.name_mapping import from_hugging_face, from_lens, to_hugging_face, to_lens
@@ -179,6 +179,7 @@ def _get_family(source: ModelSource) -> ModelFamily:
     """Return the family of a source; raise an error for an unknown `model_type`."""
     kind = source.config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
-        subject = f"model_type of {source.origin}"
-        raise BNetError(subject, expected="a supported model type", actual=repr(kind), allowed=", ".join(FAMILIES))
+        subject, allowed = f"model_type of {source.origin}", ", ".join(FAMILIES)
+        expected = "a supported model type"
+        raise BNetError(subject, expected=expected, actual=repr(kind), allowed=allowed, hint=ADAPTER_ADVICE)
     return FAMILIES[kind]

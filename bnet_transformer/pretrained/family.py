@@ -58,6 +58,7 @@ READOUTS: dict[str, str | None] = {  # by the suffix of a class name; the first 
 READOUT_PARTS = {"word": "logits", "class": "classifier", "tag": "tags"}  # the last part of each readout
 # Parts that a model without a readout does not have.
 READOUT_ONLY_PARTS = ("dense", "transform_norm", "logits", "class_dense", "classifier", "tags")
+ADAPTER_ADVICE = "Describe the family as in docs/adapters.md"
 # Settings that change the equations of any family, with the value that does not change them.
 UNSUPPORTED = {"per_layer_config": None}
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_int
 from bnet_transformer.errors import BNetError, FileError, format_value
 from bnet_transformer.pretrained.families import FAMILIES
-from bnet_transformer.pretrained.family import GGUFFormat, ModelFamily
+from bnet_transformer.pretrained.family import ADAPTER_ADVICE, GGUFFormat, ModelFamily
 from bnet_transformer.pretrained.gguf_tokenizer import metadata_to_tokenizer
 from bnet_transformer.pretrained.source import ModelSource
 from bnet_transformer.pretrained.weight_mapping import StateDict
@@ -212,7 +212,8 @@ def _find_family(path: Path, metadata: Mapping[str, Any]) -> tuple[ModelFamily, 
     if not isinstance(name, str) or name not in formats:
         subject, allowed = f"general.architecture of {path}", ", ".join(formats)
         expected = "an architecture that is supported in GGUF files"
-        raise BNetError(subject, expected=expected, actual=format_value(repr(name)), allowed=allowed)
+        actual = format_value(repr(name))
+        raise BNetError(subject, expected=expected, actual=actual, allowed=allowed, hint=ADAPTER_ADVICE)
     return formats[name]
 
 
