@@ -303,7 +303,7 @@ def test_text_of_separate_vocabularies_has_one_tokenizer(folder, tmp_path):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("BartForConditionalGeneration", {**LONG, "is_causal": False, "eps": 0.5, "one_table": False}),
+        ("BartForConditionalGeneration", {**LONG, "is_causal": False}),
         ("MarianMTModel", {**LONG, "is_causal": False}),
         ("T5ForConditionalGeneration", {**T5, "is_causal": False}),
     ],

@@ -8,6 +8,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.errors import FileError
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
+from bnet_transformer.pretrained.config import IRRELEVANT_KEYS
 from bnet_transformer.pretrained.family import load_config
 from tests.huggingface_models import T, init_model, set_config
 from tests.test_families import TABLE
@@ -153,6 +154,71 @@ def test_slices_that_differ_are_refused(name, tmp_path):
     for source in (tmp_path, model):
         with pytest.raises(bt.BNetError):
             from_pretrained(source)
+
+
+@pytest.mark.parametrize("name", list(TABLE))
+def test_a_setting_that_no_rule_reads_is_refused_by_name(name, tmp_path):
+    kind, options, _ = TABLE[name]
+    model = init_model(kind, options, torch.float32)
+    model.save_pretrained(tmp_path)
+    set_config(tmp_path, residual_multiplier=0.5)
+    model.config.residual_multiplier = 0.5
+    for source in (tmp_path, model):
+        with pytest.raises(bt.BNetError, match=r"residual_multiplier=0\.5"):
+            from_pretrained(source)
+    for setting, value in (("is_turbo", False), ("eps", 0.5)):  # also a name of this library; as without transformers
+        with pytest.raises(bt.BNetError, match=f"{setting}="):
+            FAMILIES[name].config_to_options({**options, setting: value}, None, None)
+
+
+def test_an_unread_parameter_of_rotary_positions_is_refused():
+    rope = {"rope_type": "linear", "factor": 2.0, "mrope_section": [1, 1]}
+    with pytest.raises(bt.BNetError, match="mrope_section"):
+        FAMILIES["llama"].config_to_options({**TABLE["llama"][1], "rope_parameters": rope}, None, None)
+
+
+def alter(value):
+    """Return another value of a setting: of the same type, and in the range of any share."""
+    return not value if isinstance(value, bool) else value + 1 if isinstance(value, int) else value / 2 + 0.1
+
+
+@pytest.mark.parametrize("name", list(TABLE))
+def test_settings_of_a_family_change_its_options_or_no_value(name):
+    """Each number and switch in the defaults of a config class. Settings that are read change the options. Others raise
+    an error, or they are irrelevant: then the logits of transformers are the same for all of them at once."""
+    kind, options, sentences = TABLE[name]
+    family, defaults = FAMILIES[name], getattr(T, kind).config_class(**options).to_dict()
+    expected, altered = family.config_to_options(defaults, None, None), {}
+    for key, value in defaults.items():
+        is_read = key in family.read_keys and key not in family.unsupported
+        if not isinstance(value, int | float) or key == "return_dict" or (is_read and key in CONDITIONAL):
+            continue
+        try:
+            actual = family.config_to_options({**defaults, key: alter(value)}, None, None)
+        except bt.BNetError:
+            continue
+        assert (actual != expected) == is_read, key
+        if not is_read:
+            altered[key] = alter(value)
+    assert len(altered) > 3
+    model = init_model(kind, options, torch.float32)
+    other = init_model(kind, {**options, **altered}, torch.float32)
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        inputs = {key: x.float() if x.is_floating_point() else x for key, x in tensor_ids(sentences[0]).items()}
+        torch.testing.assert_close(other(**inputs).logits, model(**inputs).logits, rtol=1e-6, atol=1e-6)
+    assert all(IRRELEVANT_KEYS.fullmatch(key) or key in family.irrelevant for key in altered)
+
+
+# Settings that are read only together with another one: the window of Qwen2, the readouts, the length of rotary nets.
+CONDITIONAL = (
+    "use_sliding_window",
+    "max_window_layers",
+    "tie_word_embeddings",
+    "max_position_embeddings",
+    "is_decoder",
+)
+CONDITIONAL += ("decoder_vocab_size",)
 
 
 HOSTILE = [

@@ -185,9 +185,13 @@ def test_activations_are_those_of_transformers():
 @pytest.mark.parametrize(
     ("name", "options", "match"),
     [
-        ("RobertaModel", {**BERT, "pad_token_id": 0}, "pad_token_id=1; got pad_token_id=0"),
-        ("GPT2Model", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=False"),
-        ("BertModel", {**BERT, "is_decoder": True, "add_cross_attention": True}, "add_cross_attention=False"),
+        ("RobertaModel", {**BERT, "pad_token_id": 0}, "pad_token_id=0, not 1"),
+        (
+            "GPT2Model",
+            {**GPT2, "scale_attn_by_inverse_layer_idx": True},
+            "scale_attn_by_inverse_layer_idx=True, not False",
+        ),
+        ("BertModel", {**BERT, "is_decoder": True, "add_cross_attention": True}, "add_cross_attention=True, not False"),
     ],
 )
 def test_settings_that_change_the_equations_are_refused(name, options, match):

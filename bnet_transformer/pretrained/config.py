@@ -5,18 +5,68 @@ A config is untrusted input, so each value is checked before anything of its siz
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer._core.naming import Reach
-from bnet_transformer.errors import BNetError
+from bnet_transformer.errors import BNetError, format_value
 from bnet_transformer.tpm import Patches, Rotary
 
 Config = Mapping[str, Any]
 MAX_SIZE = 2**22  # maximum width, and maximum size of a vocabulary
 ROPE_TYPES = ("default", "linear", "llama3")
 DEFAULT_ROPE_THETA = 10000.0
+LABEL_KEYS = ("num_labels", "id2label", "problem_type")
+PATCH_KEYS = ("image_size", "patch_size", "num_channels")
+ROPE_KEYS = ("rope_scaling", "rope_parameters", "original_max_position_embeddings")
+ROPE_PARAMETERS = (
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor"),
+    *("low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+)
+# Keys that change no value of a net in evaluation mode, in any family.
+IRRELEVANT_KEYS = re.compile(
+    r"""model_type | architectures | auto_map | _?name_or_path | _commit_hash | \w+_version | transformers\.js_config
+    | (torch_)?dtype | use_bfloat16 | torchscript | _?(attn|experts)_implementation\w* | \w*_flash_attn\w*
+    | is_encoder_decoder | finetuning_task | label2id | _num_labels | language | tokenizer_class | n_ctx
+    | \w*drop\w* | initializer_(range|factor) | init_std | gradient_checkpointing | loss_type | pretraining_tp
+    | use_cache | output_(attentions|hidden_states|past|scores) | return_dict(_in_generate)? | chunk_size_feed_forward
+    | \w+_token_ids? | force_bos_token_to_be_generated | bad_words_ids | prefix | task_specific_params | summary_\w+
+    | (max|min)_length | max_new_tokens | do_sample | early_stopping | num_beams | num_beam_groups | diversity_penalty
+    | temperature | top_[kp] | typical_p | (repetition|length|exponential_decay_length)_penalty
+    | (encoder_)?no_repeat_ngram_size | num_return_sequences | remove_invalid_values | (begin_)?suppress_tokens""",
+    re.VERBOSE,
+)
+
+
+def check_settings(
+    subject: str,
+    family: str,
+    settings: Mapping[str, object],
+    read: Collection[str],
+    neutral: Mapping[str, Collection[object]],
+    hint: str | None = None,
+) -> None:
+    """Raise an error for settings that no rule reads, with their list, because they could change the equations.
+
+    Args:
+        subject: The source of the settings.
+        family: The name of the family.
+        settings: The settings; None is a setting without a value.
+        read: The settings that rules read.
+        neutral: For other settings, the values that change nothing.
+        hint: What to do.
+    """
+    unread = []
+    for key, value in sorted(settings.items()):
+        values = neutral.get(key, ())
+        if key not in read and value is not None and value not in values:
+            expected = f", not {' or '.join(map(repr, values))}" if values else ""
+            unread.append(f"{key}={format_value(repr(value))}{expected}")
+    if unread:
+        expected, allowed = f"only settings of a {family} that are read", ", ".join(sorted({*read, *neutral}))
+        raise BNetError(subject, expected=expected, actual=", ".join(unread), allowed=allowed, hint=hint)
 
 
 def check_size(subject: str, value: object, maximum: int) -> int:
@@ -75,6 +125,7 @@ def config_to_rotary(
     if kind not in ROPE_TYPES:
         allowed = ", ".join(ROPE_TYPES)
         raise BNetError("rope_type of the config", expected="a supported type", actual=kind, allowed=allowed)
+    check_settings("rope_parameters of the config", str(config.get("model_type", "model")), rope, ROPE_PARAMETERS, {})
     subject = "partial_rotary_factor of the config"
     fraction = check_float(subject, rope.get("partial_rotary_factor", partial_factor or 1), above=0)
     if fraction > 1 or (partial_factor is None and fraction < 1):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 
 import torch
 
@@ -261,6 +262,11 @@ class EncoderDecoderFamily(ModelFamily):
     readouts: Mapping[str, str | None] = field(default_factory=lambda: TWO_STACK_READOUTS)
     declare: Callable[..., Declaration] | None = field(default_factory=lambda: options_to_encoder_decoder)
     resolve_options: Callable[..., ModelOptions] | None = field(default_factory=lambda: resolve_stacks)
+
+    @cached_property
+    def read_keys(self) -> frozenset[str]:
+        """The config keys that determine the options."""
+        return super().read_keys | {*self.decoder_keys.values(), "is_causal"}
 
     def canonicalize_config(self, config: Config) -> Config:
         """Return a config without aliases, with the settings that its config class derives from others."""

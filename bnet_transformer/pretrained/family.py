@@ -14,8 +14,13 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer.declare import Declaration
 from bnet_transformer.errors import BNetError, FileError, format_value
 from bnet_transformer.pretrained.config import (
+    IRRELEVANT_KEYS,
+    LABEL_KEYS,
     MAX_SIZE,
+    PATCH_KEYS,
+    ROPE_KEYS,
     Config,
+    check_settings,
     check_single_label,
     check_size,
     config_to_labels,
@@ -59,8 +64,13 @@ READOUT_PARTS = {"word": "logits", "class": "classifier", "tag": "tags"}  # the 
 # Parts that a model without a readout does not have.
 READOUT_ONLY_PARTS = ("dense", "transform_norm", "logits", "class_dense", "classifier", "tags")
 ADAPTER_ADVICE = "Describe the family as in docs/adapters.md"
-# Settings that change the equations of any family, with the value that does not change them.
-UNSUPPORTED = {"per_layer_config": None}
+# Settings that change the equations of any family that does not read them, with the value that does not change them.
+NEUTRAL = {"is_decoder": False, "is_causal": False, "add_cross_attention": False, "pruned_heads": {}}
+NEUTRAL |= {"tie_encoder_decoder": False}
+UNREAD_ADVICE = (
+    "The net would have other values. If a setting changes nothing, remove it from the config, or list it in "
+    "irrelevant= of the family (docs/adapters.md)"
+)
 
 
 @dataclass(frozen=True)
@@ -121,6 +131,8 @@ class ModelFamily:
         transform: The activation before the logits; None for the activation of the feed-forward map.
         classifier: The part and the activation of the pooler before the classifier; empty for none.
         unsupported: Settings that change the equations, with the value that does not change them.
+        irrelevant: Settings that change no value. A setting that is neither read nor in this list raises an error,
+            except for settings that are irrelevant for every family (names, dropout, ids of tokens, generation).
         buffers: Keys of the weights that no node needs.
         in_transformer_lens: True if TransformerLens has the family, with the hooks of one stack of words.
         key_mapping: Regular expressions of legacy keys, with their replacements.
@@ -154,6 +166,7 @@ class ModelFamily:
     transform: str | None = None
     classifier: tuple[str, ...] = ()
     unsupported: Mapping[str, object] = field(default_factory=dict)
+    irrelevant: tuple[str, ...] = ()
     buffers: tuple[str, ...] = ()
     in_transformer_lens: bool = True
     key_mapping: Mapping[str, str] = field(default_factory=dict)
@@ -182,6 +195,14 @@ class ModelFamily:
     def config_defaults(self) -> dict[str, object]:
         """The default of each option that a config may omit."""
         return {option: value[1] for option, value in self.config.items() if not isinstance(value, str)}
+
+    @cached_property
+    def read_keys(self) -> frozenset[str]:
+        """The config keys that determine the options."""
+        keys = {*self.config_keys.values(), *self.aliases, *LABEL_KEYS, "tie_word_embeddings"}
+        keys |= {key for key in self.biased.values() if isinstance(key, str)}
+        keys |= {*(ROPE_KEYS if self.rotary else ()), *(PATCH_KEYS if self.is_vision else ())}
+        return frozenset(keys | ({"is_causal", "is_decoder"} if self.reach == "causal" or self.can_decode else set()))
 
     def locate(self, part: str) -> WeightLocation:
         """Return the location of the weight of a part.
@@ -233,10 +254,7 @@ class ModelFamily:
             BNetError: If a setting is not supported, missing, or out of range.
         """
         config = self.canonicalize_config(config)
-        for name, harmless in (UNSUPPORTED | dict(self.unsupported)).items():
-            if config.get(name, harmless) != harmless:
-                actual = f"{name}={config[name]!r}"
-                raise BNetError(f"config of {self.name}", expected=f"{name}={harmless!r}", actual=actual)
+        self._check_settings(config)
         dim, heads = self.read_size(config, "dim"), self.read_size(config, "heads")
         activation, key_dim = self.read_setting(config, "activation"), self.read_optional_size(config, "key_dim")
         if dim % heads and key_dim is None:
@@ -321,6 +339,15 @@ class ModelFamily:
             expected = f"a value for {key or option!r}; it is missing"
             raise BNetError(f"config of {self.name}", expected=expected)
         return value
+
+    def _check_settings(self, config: Config) -> None:
+        """Raise an error for settings that are not read and could change the equations."""
+        neutral = {key: (value,) for key, value in (NEUTRAL | dict(self.unsupported)).items()}
+        read = {*self.read_keys, *self.irrelevant} - self.unsupported.keys()
+        settings = {
+            k: value for k, value in config.items() if k in self.unsupported or not IRRELEVANT_KEYS.fullmatch(k)
+        }
+        check_settings(f"config of {self.name}", self.name, settings, read, neutral, UNREAD_ADVICE)
 
     def _count_positions(self, config: Config) -> int:
         """Return the number of rows of the table of learned positions; 0 if there is no table."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_int
 from bnet_transformer.errors import BNetError, FileError, format_value
+from bnet_transformer.pretrained.config import check_settings
 from bnet_transformer.pretrained.families import FAMILIES
 from bnet_transformer.pretrained.family import ADAPTER_ADVICE, GGUFFormat, ModelFamily
 from bnet_transformer.pretrained.gguf_tokenizer import metadata_to_tokenizer
@@ -80,8 +81,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 # Keys that are read below, and keys that describe the file; llama.cpp uses the last two only for scaling by YaRN.
 DESCRIPTIVE = (
-    "attention.value_length",
-    "rope.dimension_count",
     "rope.scaling.factor",
     "tensor_data_layout",
     "rope.scaling.finetuned",
@@ -247,20 +246,12 @@ def _settings_to_config(
 
 def _check_settings(path: Path, family: ModelFamily, settings: Mapping[str, Any], known: list[str]) -> None:
     """Raise an error for keys that are not read and could change the equations, with their list."""
-    unread = [
-        f"{key}={format_value(repr(value))}"
-        for key, value in sorted(settings.items())
-        if key not in known and value not in NEUTRAL.get(key, ())
-    ]
     width = settings.get("attention.key_length")
     if width is None:
         width = settings["embedding_length"] // settings["attention.head_count"]
-    widths = ["attention.value_length", *(["rope.dimension_count"] if family.rotary else [])]
-    unread += [f"{key}={settings[key]}, not {width}" for key in widths if settings.get(key, width) != width]
-    if unread:
-        expected = f"only settings of a {family.name} that are read"
-        allowed = ", ".join(sorted({*known, *NEUTRAL}))
-        raise BNetError(f"metadata of {path}", expected=expected, actual=", ".join(unread), allowed=allowed)
+    known = known if family.rotary else [*known, "rope.dimension_count"]
+    neutral = {**NEUTRAL, "attention.value_length": (width,), "rope.dimension_count": (width,)}
+    check_settings(f"metadata of {path}", family.name, settings, known, neutral)
 
 
 # tensors to weights

@@ -32,6 +32,11 @@ ENCODER_MODULES: dict[str, str | WeightLocation] = {
     "norm2": "encoder.layer.{t}.output.LayerNorm",
     "pooler": "pooler.dense",
 }
+# Settings of a pooler in files of 2018, which no model has.
+POOLER_SETTINGS = (
+    *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
+    *("pooler_size_per_head", "pooler_type"),
+)
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 BERT = ModelFamily(
@@ -48,7 +53,8 @@ BERT = ModelFamily(
     },
     can_decode=True,
     classifier=("pooler", "tanh"),
-    unsupported={"position_embedding_type": "absolute", "add_cross_attention": False},
+    unsupported={"position_embedding_type": "absolute"},
+    irrelevant=POOLER_SETTINGS,
     buffers=BUFFERS,
 )
 
@@ -71,7 +77,7 @@ ROBERTA = ModelFamily(
     transform="gelu",
     can_decode=True,
     classifier=("class_dense", "tanh"),
-    unsupported={"position_embedding_type": "absolute", "add_cross_attention": False, "pad_token_id": 1},
+    unsupported={"position_embedding_type": "absolute", "pad_token_id": 1},
     buffers=BUFFERS,
 )
 
@@ -93,6 +99,7 @@ MPNET = ModelFamily(
     transform="gelu",
     classifier=("class_dense", "tanh"),
     unsupported={"relative_attention_num_buckets": 32},  # transformers always computes 32 buckets
+    irrelevant=("is_decoder",),
     buffers=BUFFERS,
     in_transformer_lens=False,
     relative_bias=Buckets(32, furthest=128),
@@ -135,6 +142,7 @@ ALBERT = ModelFamily(
     },
     classifier=("pooler", "tanh"),
     unsupported={"num_hidden_groups": 1, "inner_group_num": 1},
+    irrelevant=("is_decoder", "net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor"),
     buffers=BUFFERS,
     in_transformer_lens=False,
     shared=True,
@@ -175,6 +183,7 @@ DISTILBERT = ModelFamily(
         "tags": "classifier",
     },
     classifier=("class_dense", "relu"),
+    irrelevant=("is_decoder", "sinusoidal_pos_embds", "tie_weights_"),  # the table of positions is in the file
     buffers=("embeddings.position_ids",),
     in_transformer_lens=False,
 )

@@ -32,6 +32,12 @@ ALIASES = {
     "num_hidden_layers": "encoder_layers",
 }
 
+# Settings of fairseq that a config of 2020 contains, and that `transformers` does not read.
+FAIRSEQ_SETTINGS = (
+    *("add_bias_logits", "add_final_layer_norm", "do_blenderbot_90_layernorm", "extra_pos_embeddings"),
+    *("normalize_before", "normalize_embedding", "static_position_embeddings"),
+)
+
 
 def _list_bart_modules(stack: str, module: str) -> dict[str, str | WeightLocation]:
     """List the parts of a stack of BART or Marian."""
@@ -75,6 +81,7 @@ BART = EncoderDecoderFamily(
         "logits": LOGITS,
     },
     positions="learned",
+    irrelevant=FAIRSEQ_SETTINGS,
     buffers=("shared.weight",),  # unused if each stack has a separate table
     in_transformer_lens=False,
 )
@@ -97,6 +104,7 @@ MARIAN = EncoderDecoderFamily(
         "logits": LOGITS,
     },
     positions="sinusoidal",
+    irrelevant=FAIRSEQ_SETTINGS,
     has_embed_norm=False,
     buffers=("shared.weight", "encoder.embed_positions.weight", "decoder.embed_positions.weight"),
     in_transformer_lens=False,
@@ -188,6 +196,7 @@ T5 = EncoderDecoderFamily(
     positions=None,
     score=Dot(1.0),
     derive_settings=_derive_t5_settings,
+    irrelevant=("n_positions", "feed_forward_proj"),  # there is no table of positions; the projection is derived above
     buffers=(
         "shared.weight",  # unused if each stack has a separate table
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",

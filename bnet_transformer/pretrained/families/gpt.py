@@ -43,7 +43,8 @@ GPT2 = ModelFamily(
     reach="causal",
     has_embed_norm=False,
     logits_bias=False,
-    unsupported={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    unsupported={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+    irrelevant=("reorder_and_upcast_attn",),
     buffers=("h.{t}.attn.bias", "h.{t}.attn.masked_bias"),
     gguf=GGUFFormat("gpt2"),
 )

@@ -46,7 +46,8 @@ LLAMA = ModelFamily(
     norm="pre",
     reach="causal",
     logits_bias=False,
-    unsupported={"partial_rotary_factor": 1.0},
+    unsupported={"partial_rotary_factor": 1.0, "rope_interleaved": False, "use_mrope": False},
+    irrelevant=("is_llama_config", "max_sequence_length"),
     buffers=BUFFERS,
     norm_type="rms",
     gated=True,
@@ -67,6 +68,7 @@ MISTRAL = replace(
         "window": ("sliding_window", 4096),
     },
     biased={"map": False, "mix": False, "ffn": False},
+    irrelevant=("attention_bias", "mlp_bias", "layer_types"),
     gguf=None,  # llama.cpp stores it as a Llama, without the window
 )
 
@@ -86,6 +88,7 @@ QWEN2 = replace(
         "types": "layer_types",
     },
     biased={"map": True, "mix": False, "ffn": False},
+    irrelevant=("attention_bias", "mlp_bias"),
     gguf=GGUFFormat("qwen2"),
 )
 

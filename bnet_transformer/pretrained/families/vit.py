@@ -34,6 +34,7 @@ VIT = ModelFamily(
     },
     norm="pre",
     unsupported={"pooler_act": "tanh"},
+    irrelevant=("encoder_stride", "pooler_output_size"),  # for masked images; the size of a weight
     biased={"map": "qkv_bias"},
     buffers=("embeddings.mask_token",),  # for masked patches, which do not occur here
     in_transformer_lens=False,
