@@ -95,6 +95,8 @@ ROWS = (
     Row("minilm-forward-long", "pretrained", pretrained.minilm_forward_long),
     Row("minilm-attentions", "pretrained", pretrained.minilm_attentions),
     Row("minilm-load", "pretrained", pretrained.minilm_load),
+    Row("minilm-check", "pretrained", pretrained.minilm_check, RATIO),
+    Row("smollm2-check", "pretrained", pretrained.smollm2_check, RATIO),
     Row("llama-forward", "pretrained", pretrained.llama_forward),
     Row("llama-forward-padded", "pretrained", pretrained.llama_forward_padded),
     Row("llama-attentions", "pretrained", pretrained.llama_attentions),

@@ -12,7 +12,17 @@ from typing import Any
 import torch
 
 import bnet_transformer as bt
-from benchmarks.harness import Figure, figure, limit_runs, peak_memory, ratios, run_in_process, time_calls
+from benchmarks.harness import (
+    Figure,
+    differences,
+    figure,
+    limit_runs,
+    measure_peak,
+    peak_memory,
+    ratios,
+    run_in_process,
+    time_calls,
+)
 from benchmarks.limits import Work, limit_figures, measure_limit
 from bnet_transformer.pretrained.source import find_package_path
 
@@ -49,6 +59,49 @@ def minilm_load() -> list[Figure]:
     """The time from the start of loading to the first sentence's last state, and the peak of resident memory, each in a
     fresh process that has imported its library; the file is in the disk cache."""
     return _compare_loads(_load, find_package_path("minilm"))
+
+
+def minilm_check() -> list[Figure]:
+    """The time in which `from_pretrained` compares a net with MiniLM in memory, as a share of the time from the start
+    of loading the model in `transformers` to the checked net; the file is in the disk cache."""
+    from transformers import AutoModel
+
+    folder = find_package_path("minilm")
+    return _measure_check(lambda: AutoModel.from_pretrained(folder))
+
+
+def smollm2_check() -> list[Figure]:
+    """The same for a random model with the shape of SmolLM2 (30 slices of 576, 9 heads in 3 groups), from a folder."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes: Any = {"vocab_size": 49152, "hidden_size": 576, "num_hidden_layers": 30, "intermediate_size": 1536}
+    config = LlamaConfig(**sizes, num_attention_heads=9, num_key_value_heads=3, tie_word_embeddings=True)
+    with tempfile.TemporaryDirectory() as folder:
+        LlamaForCausalLM(config).save_pretrained(folder)
+        return _measure_check(lambda: LlamaForCausalLM.from_pretrained(folder))
+
+
+def _measure_check(load: Callable[[], Any]) -> list[Figure]:
+    """Return the seconds of loading a model, and of a net of it without and with the check of its values."""
+    spent: dict[str, list[float]] = {"model": [], "net": [], "check": []}
+    for _ in range(limit_runs(9) + 1):  # the first run imports modules
+        times = [time.perf_counter()]
+        model = load()
+        times.append(time.perf_counter())
+        for check in (False, True):
+            bt.from_pretrained(model, check=check)
+            times.append(time.perf_counter())
+        for name, start, end in zip(spent, times, times[1:], strict=False):
+            spent[name].append(end - start)
+    model_times, net_times, checked_times = (times[1:] for times in spent.values())
+    totals = [a + b for a, b in zip(model_times, checked_times, strict=True)]
+    return [
+        figure("transformers' from_pretrained", model_times, "s"),
+        figure("net of it, without the check", net_times, "s"),
+        figure("net of it, with the check", checked_times, "s"),
+        figure("share of the check in loading", ratios(differences(checked_times, net_times), totals), ""),
+        figure("net of it, with the check, peak memory", measure_peak(lambda: bt.from_pretrained(model)), "MB"),
+    ]
 
 
 def llama_forward() -> list[Figure]:

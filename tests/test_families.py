@@ -3,6 +3,8 @@
 A family that is added to the package gets a row here; `test_the_table_has_every_family` checks this.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -286,6 +288,80 @@ def test_a_user_defined_family_needs_no_change(monkeypatch):
             register_family("bert")
     finally:
         FAMILIES.pop("electra", None)
+
+
+GRANITE = {"attention_multiplier": 0.5, "tie_word_embeddings": False}  # the scale of a Llama with heads of width 4
+FOREIGN = [  # a model, the settings that Llama does not have, and where its equations depart from those of Llama
+    ("Gemma", {"head_dim": 4}, {}, "x_0"),
+    ("Granite", GRANITE, {"embedding_multiplier": 3.0}, "x_0"),
+    ("Granite", GRANITE, {"attention_multiplier": 2.0}, "a_0"),
+    ("Granite", GRANITE, {"residual_multiplier": 0.25}, "add1_0"),
+    ("Granite", GRANITE, {"logits_scaling": 2.0}, "logits"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "settings", "node"), FOREIGN, ids=[f"{o[0]} {o[3]}" for o in FOREIGN])
+def test_a_family_with_other_equations_is_refused(name, options, settings, node, monkeypatch, tmp_path):
+    """By the settings that no rule reads; and where a family calls them irrelevant, by the values."""
+    kind = name.lower()
+    model = init_model(f"{name}ForCausalLM", {**LLAMA, "num_key_value_heads": 2, **options, **settings})
+    unread = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    if name == "Granite":
+        monkeypatch.setitem(FAMILIES, kind, replace(FAMILIES["llama"], name=kind))
+        for setting in settings:
+            with pytest.raises(bt.BNetError, match=f"{setting}={settings[setting]}"):
+                from_pretrained(model)
+    monkeypatch.setitem(FAMILIES, kind, replace(FAMILIES["llama"], name=kind, irrelevant=unread))
+    with pytest.raises(bt.BNetError, match=f"the first node group that differs is {node},"):
+        from_pretrained(model)
+    net, ids = from_pretrained(model, check=False), torch.tensor([IDS])
+    with torch.no_grad():
+        assert (net.module()(ids, want=["logits"])["logits"] - model(ids).logits).abs().max() > 0.1
+    init_model(
+        f"{name}ForCausalLM", {**LLAMA, "num_key_value_heads": 2, **options, **settings}, torch.float32
+    ).save_pretrained(tmp_path)
+    assert from_pretrained(tmp_path)
+    with pytest.raises(bt.BNetError, match=f"the first node group that differs is {node},"):
+        from_pretrained(tmp_path, check=True)
+
+
+def test_a_granite_without_multipliers_is_a_llama(monkeypatch):
+    """The values of a foreign model are accepted where its equations are those of the family."""
+    unread = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
+    monkeypatch.setitem(FAMILIES, "granite", replace(FAMILIES["llama"], name="granite", irrelevant=unread))
+    model = init_model("GraniteForCausalLM", {**LLAMA, "num_key_value_heads": 2, **GRANITE})
+    assert from_pretrained(model).declaration.name == "granite"
+
+
+@ALL
+def test_a_folder_is_compared_with_transformers(name, tmp_path):
+    kind, options, _ = TABLE[name]
+    init_model(kind, options, torch.float32).save_pretrained(tmp_path)
+    for dtype in (None, torch.bfloat16):
+        assert from_pretrained(tmp_path, check=True, dtype=dtype).declaration.name == name
+    assert from_pretrained(tmp_path, check=True, readout=None).declaration.name == name
+
+
+@SIX
+def test_the_comparison_leaves_a_model_as_it_was(name):
+    """A model in training mode has the values of evaluation; a hook that changes values is found."""
+    kind, options, _ = TABLE[name]
+    model = init_model(kind, options).train()
+    last = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1].eval()
+    modes = [module.training for module in model.modules()]
+    from_pretrained(model)
+    assert [module.training for module in model.modules()] == modes and not last._forward_hooks
+    handle = last.register_forward_hook(lambda _, inputs, output: output * 1.5)
+    with pytest.raises(bt.BNetError, match="the first node group that differs"):
+        from_pretrained(model)
+    assert from_pretrained(model, check=False)
+    handle.remove()
+    assert from_pretrained(model)
+
+
+def test_a_source_without_a_model_of_transformers_is_not_compared():
+    with pytest.raises(bt.BNetError, match="check="):
+        from_pretrained("tiny", check=True)
 
 
 @SIX

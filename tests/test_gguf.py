@@ -195,6 +195,8 @@ def test_a_setting_that_changes_nothing_is_accepted(tmp_path):
     neutral = {"expert_count": 0, "rope.scaling.type": "none", "attention.causal": True, "rope.dimension_count": 8}
     peer = write_gguf(tmp_path / "m.gguf", metadata={f"llama.{key}": value for key, value in neutral.items()})
     close(compute_logits(bt.from_pretrained(tmp_path / "m.gguf")), peer(IDS).logits.detach())
+    with pytest.raises(bt.BNetError, match="check=True"):  # there is no folder that transformers could load
+        bt.from_pretrained(tmp_path / "m.gguf", check=True)
 
 
 ROW = np.zeros((2, 32), np.float32)

@@ -384,7 +384,10 @@ def test_folders_that_are_not_sound_are_refused(folder):
             "without other weights in its slices .*; got encoder.layer.1",
         ),
         ({"num_hidden_layers": 2, "hidden_act": "quick_gelu"}, "a supported activation; got quick_gelu; allowed: gelu"),
-        ({"hidden_act": "gelu", "position_embedding_type": "relative_key"}, "position_embedding_type='relative_key', not 'absolute'"),
+        (
+            {"hidden_act": "gelu", "position_embedding_type": "relative_key"},
+            "position_embedding_type='relative_key', not 'absolute'",
+        ),
         (
             {"position_embedding_type": "absolute", "model_type": "mamba"},
             "a supported model type; got 'mamba'; .*bert.*gpt2",

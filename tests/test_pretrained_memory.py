@@ -190,6 +190,7 @@ def test_changes_that_compute_the_same_are_read(name):
     model.register_forward_hook(lambda *_: None)
     model.requires_grad_(False)
     assert not read_or_refuse(model.eval(), sentence)
+    del model.forward  # it computes in float64
     for dtype in (torch.float32,) if name in ROTARY else (torch.float32, torch.bfloat16):  # this rounds angles
         from_pretrained(model.to(dtype))
     if name != "vit":

@@ -1,7 +1,7 @@
 """Pretrained models as nets: `from_pretrained`, and the names that other libraries give to parameters and nodes.
 
 The modules, in the order of a call: `source` finds the files of a model; `families` describes each model family as data
-(`family`); `module_check` compares a model in memory with its config; `config` reads the config as options;
+(`family`); `module_check` compares a net with its model in `transformers`; `config` reads the config as options;
 `declaration` builds the declaration; `weight_mapping` maps keys to parameters and devices. `name_mapping` translates
 names. `gguf_file` and `gguf_tokenizer` read GGUF files, and `geometric_file` the files of a Julia package. Only modules
 of `families/` refer to a family by name.
@@ -10,12 +10,14 @@ of `families/` refer to a family by name.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from bnet_transformer import bnet
+from bnet_transformer._core.checks import check_choice
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare.network import build_structure
@@ -29,7 +31,7 @@ from bnet_transformer.pretrained.declaration import (
 from bnet_transformer.pretrained.families import FAMILIES, register_family
 from bnet_transformer.pretrained.family import ADAPTER_ADVICE, GGUFFormat, ModelFamily, WeightLocation, load_config
 from bnet_transformer.pretrained.gguf_file import gguf_to_source, is_gguf
-from bnet_transformer.pretrained.module_check import check_modules
+from bnet_transformer.pretrained.module_check import check_modules, check_values, load_reference
 from bnet_transformer.pretrained.name_mapping import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.pretrained.source import (
     PACKAGES,
@@ -74,6 +76,7 @@ def from_pretrained(
     readout: str | None = "auto",
     device_map: object = None,
     dtype: torch.dtype | None = None,
+    check: bool | None = None,
 ) -> BNet:
     """Load the net of a pretrained model.
 
@@ -87,26 +90,23 @@ def from_pretrained(
         device_map: A device, `"auto"`, or a mapping from modules to devices, as in `transformers`; None for the device
             of the weights. A node is computed on the device of its weights.
         dtype: The floating-point dtype of the parameters; None for the dtype of the weights.
+        check: True to compare the values of the net on a few random words with those of the model in `transformers`,
+            which is loaded for a folder. None checks only a model in memory.
 
     Returns:
         The net.
 
     Raises:
-        BNetError: If the model family or a setting is not supported, or if a model in memory has other modules than
-            its config builds.
+        BNetError: If the model family or a setting is not supported, if a model in memory has other modules than its
+            config builds, or if the net has other values than its model.
         FileError: If a file is missing or damaged.
 
     >>> from_pretrained("tiny").sentence("the cat sat on the mat").posterior("c").shape
     torch.Size([3])
     """
     if isinstance(source, str) and source == "tiny":
-        options = {"tokenizer": tokenizer, "device_map": device_map, "dtype": dtype}
-        given = [name for name, value in options.items() if value is not None]
-        given += ["readout"] if readout != "auto" else []
-        if given:
-            refused = ", ".join(f"{name}=" for name in given)
-            raise BNetError(f"from_pretrained('tiny') does not accept {refused}", hint="Convert the net with to(...)")
-        return bnet.load_net(TINY_FILE)
+        options = {"tokenizer": tokenizer, "device_map": device_map, "dtype": dtype, "check": check}
+        return _load_tiny(options if readout == "auto" else {**options, "readout": str(readout)})
     source = getattr(source, "_orig_mod", source)  # unwrap torch.compile
     model = _find_source(source, tokenizer)
     if tokenizer is not None:
@@ -115,11 +115,25 @@ def from_pretrained(
         allowed = ", ".join(map(str, FLOAT_DTYPES))
         raise BNetError("dtype", expected="a floating-point dtype", actual=dtype, allowed=allowed)
     family = _get_family(model)
-    if hasattr(source, "state_dict"):
+    check_choice("check", check, (None, True, False))
+    in_memory = hasattr(source, "state_dict")
+    if in_memory:
         check_modules(source)
     elif model.needs_defaults:
         model = replace(model, config=load_config(family, model.config, model.origin))
-    return source_to_net(replace(model, weights=apply_device_map(family, model.weights, device_map, dtype)), readout)
+    net = source_to_net(replace(model, weights=apply_device_map(family, model.weights, device_map, dtype)), readout)
+    if in_memory if check is None else check:
+        check_values(net, source if in_memory else load_reference(model, net))
+    return net
+
+
+def _load_tiny(options: Mapping[str, object]) -> BNet:
+    """Load the net `tiny`, which accepts no options."""
+    given = [f"{name}=" for name, value in options.items() if value is not None]
+    if given:
+        subject = f"from_pretrained('tiny') does not accept {', '.join(given)}"
+        raise BNetError(subject, hint="Convert the net with to(...)")
+    return bnet.load_net(TINY_FILE)
 
 
 def _find_source(source: object, tokenizer: object) -> ModelSource:

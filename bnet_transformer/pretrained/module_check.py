@@ -1,17 +1,23 @@
-"""The check that the modules of a model in memory are those that its config builds.
+"""The checks that a net is the model of `transformers` that it is read from: its modules, and its values.
 
 A net is read from the config and the weights of a model. But activations, scales, the eps of norms and rotary angles
 are attributes of its modules, which read the config only when they are built. Both may have been changed since then. So
 the model's class builds a second model from the config, with parameters on the meta device (without memory), and the
-two models are compared module by module.
+two models are compared module by module (`check_modules`).
+
+This does not check that a family describes the code of its model. So the net and the model compute a few random words,
+and their values are compared, node group by node group (`check_values`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
@@ -19,7 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from bnet_transformer._core.naming import join_name, join_stem
+from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, format_value
+from bnet_transformer.pretrained.name_mapping import HookPoint, list_hook_points
+from bnet_transformer.pretrained.source import ModelSource
 
 PLAIN_TYPES = (bool, int, float, str, type(None), FunctionType, BuiltinFunctionType, MethodType)
 # Attributes that do not change the outputs in evaluation mode. The last three are for rotary positions whose angles
@@ -39,6 +49,16 @@ CAST_ADVICE = (
     "Load it with {name}.from_pretrained(folder, dtype=...), which keeps buffers in float32, or leave the model in "
     "float32 and pass dtype= to bt.from_pretrained; if its config was changed, build the model from it"
 )
+VALUE_ADVICE = (
+    "The family describes other equations than those of the model: compare its declaration with the code of the model, "
+    "as in docs/adapters.md"
+)
+CHECKED_WORDS, LOGITS = 4, "logits"
+SEED = 0  # of the words that are compared
+# The largest difference of two computations of a node group, as a share of its largest value: a few roundings, which
+# grow with the depth. A wrong equation changes values by much more. Matrix products may have a type below float32.
+TOLERANCE, ROUNDINGS = 1e-4, 32
+PRODUCT_EPS = {"highest": 0.0, "high": 2**-10, "medium": 2**-7}
 
 
 def check_modules(model: Any) -> None:
@@ -96,7 +116,9 @@ def _register_meta_parameters() -> Iterator[None]:
     def to_meta(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or threading.get_ident() != thread:
             return None
-        return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        meta = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
+        meta._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers then draws no values for it
+        return meta
 
     state = torch.get_rng_state()
     handle = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]  # its result is used
@@ -196,3 +218,158 @@ def _are_buffers_close(expected: Tensor, actual: Tensor) -> bool:
 def _format_setting(value: object) -> str:
     """Return the name of a function, or the value of a setting."""
     return getattr(value, "__qualname__", None) or format_value(repr(value))
+
+
+# values
+
+
+def load_reference(source: ModelSource, net: BNet) -> Any:
+    """Load the model of a folder in `transformers`, in the dtype of its net, without a readout if that has none."""
+    folder = Path(source.origin)
+    if not folder.is_dir():
+        raise BNetError("check=True", expected="a folder or a model of transformers in memory", actual=source.origin)
+    try:
+        import transformers
+    except ImportError as error:
+        hint = 'Run pip install "bnet-transformer[pretrained]"'
+        raise BNetError("check=True requires the package transformers", hint=hint) from error
+    has_readout = any(group.role == "y" for group in net.network.graph.groups)
+    kind = getattr(transformers, source.architecture or "", None) if has_readout else transformers.AutoModel
+    try:
+        options = {"dtype": net.network.dtype, "attn_implementation": "eager", "local_files_only": True}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return (kind or transformers.AutoModel).from_pretrained(folder, use_safetensors=True, **options)
+    except Exception as error:  # of any type: the config may be that of another model
+        actual = format_value(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        expected = f"a model that transformers loads from {folder}"
+        raise BNetError("check=True", expected=expected, actual=actual) from error
+
+
+def check_values(net: BNet, model: Any) -> None:
+    """Raise an error for a net whose values on some random words are not those of its model of `transformers`.
+
+    Both compute the same words once. The error names the largest difference, and the first node group that differs.
+    """
+    graph, sentence = net.network.graph, _draw_sentence(net, model)
+    points: dict[str, HookPoint] = {}
+    for point in list_hook_points(net):
+        name = point.role if point.slice is None else join_name(point.role, (point.slice,))
+        if "_".join("*" * len(point.plates)) in point.spans and "read" not in point.dims:
+            points.setdefault(name, point)
+    peers = _compute_peers(model, list(points.values()), sentence)
+    readouts = [group.index for group in graph.groups if group.role == "y" and LOGITS in peers]
+    for name in (graph.groups[graph.in_edges[index][0].parent].name for index in readouts):
+        points[name] = HookPoint(LOGITS, name)  # a model may change the output of its last module
+    batch = net.batch([sentence])
+    with torch.no_grad():
+        values = net._module(batch.x, batch.mask, given=batch.given, want=list(points))
+    limit = _compute_tolerance(net, model)
+    differences: dict[str, float] = {}
+    faults: list[str] = []
+    for name in sorted(points, key=lambda name: graph.by_name[name].index):
+        if points[name].tensor in peers:
+            peer = _select_columns(peers[points[name].tensor], points[name])
+            differences[name], scale = _compare_values(values[name], peer, len(points[name].plates))
+            faults += [] if differences[name] <= limit * scale else [name]
+    if not differences:
+        expected = f"a module of {type(model).__name__} whose values are those of a node group"
+        raise BNetError("source", expected=expected, hint="Use check=False to omit this check")
+    if faults:
+        largest = max(differences, key=lambda name: differences[name])
+        subject, first = f"net of the family {net.declaration.name}", faults[0]
+        expected = f"the values of {type(model).__name__} on a few random words, up to {limit:.0e} of the largest value"
+        actual = f"a difference of {differences[largest]:.2g} at {largest}"
+        actual += f"; the first node group that differs is {first}, by {differences[first]:.2g}"
+        raise BNetError(subject, expected=expected, actual=actual, hint=VALUE_ADVICE)
+
+
+def _draw_sentence(net: BNet, model: Any) -> Any:
+    """Draw the ids of a few words for each stack, or an image."""
+    network, generator = net.network, torch.Generator().manual_seed(SEED)
+    image = next((spec.tpm.image for spec in network.specs if spec.tpm.image is not None), None)
+    if image is not None:
+        shape = (image.channels, image.rows, image.columns)
+        return torch.randn(shape, generator=generator, device="cpu").to(network.dtype)
+    count = min([CHECKED_WORDS, *(spec.tpm.max_words for spec in network.specs if spec.tpm.max_words is not None)])
+    ids, padding = {}, getattr(model.config, "pad_token_id", None)
+    for stack in network.graph.slices:
+        states = network.get_spec(join_stem(stack, "token")).tpm.states
+        assert states is not None
+        words = torch.randint(states, (count,), generator=generator, device="cpu").tolist()
+        ids[stack] = [(k + 1) % states if k == padding else k for k in words]  # a model may mask words of padding
+    return ids[""] if list(ids) == [""] else ids
+
+
+def _compute_peers(model: Any, points: Sequence[HookPoint], sentence: Any) -> dict[str, Tensor]:
+    """Compute a sentence with a model in evaluation mode; return the tensors of hook points that it has, by name."""
+    tensors: dict[str, Tensor | None] = {}
+    modules: dict[str, nn.Module] = {}
+    for point in points:
+        name = point.tensor.rpartition(".")[0]
+        for root in (getattr(model, "base_model", model), model):  # names in a net without a readout have no prefix
+            module = _get_submodule(root, name) if name else None
+            modules |= {} if module is None else {name: module}
+
+    def record(name: str, _: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        values = {f"{name}.output": output, f"{name}.input": inputs[:1]}
+        for key, value in values.items():
+            value = (value or (None,))[0] if isinstance(value, tuple) else value
+            tensors[key] = None if key in tensors else value  # a table of two stacks is called twice
+
+    handles = [module.register_forward_hook(functools.partial(record, name)) for name, module in modules.items()]
+    training = {module: module.training for module in model.modules()}
+    try:
+        with torch.no_grad():
+            model.eval()
+            output = model(**_make_inputs(model, sentence), output_hidden_states=True, return_dict=True)
+    except Exception as error:  # of any type: the class may have another forward
+        expected = f"a forward pass of {type(model).__name__}, which is compared with the net"
+        actual = format_value(f"{type(error).__name__}: {' '.join(str(error).split())}")
+        raise BNetError(
+            "source", expected=expected, actual=actual, hint="Use check=False to omit this check"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, is_training in training.items():
+            module.training = is_training
+    tensors[LOGITS] = getattr(output, LOGITS, None)
+    for kind in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"):
+        states = getattr(output, kind, None)
+        tensors |= {f"{kind}[{t}]": state for t, state in enumerate(states or ())}
+    return {key: value for key, value in tensors.items() if isinstance(value, Tensor)}
+
+
+def _make_inputs(model: Any, sentence: Any) -> dict[str, Tensor]:
+    """Return a sentence as the arguments of a model's forward pass."""
+    weight = next(model.parameters())
+    if isinstance(sentence, Tensor):
+        return {"pixel_values": sentence[None].to(weight)}
+    keys = {"": "input_ids", "enc": "input_ids", "dec": "decoder_input_ids"}
+    stacks = sentence if isinstance(sentence, Mapping) else {"": sentence}
+    return {keys[stack]: torch.tensor([ids], device=weight.device) for stack, ids in stacks.items()}
+
+
+def _select_columns(peer: Tensor, point: HookPoint) -> Tensor:
+    """Return the columns of a tensor that contain all heads of a point."""
+    start, _, end = point.spans["_".join("*" * len(point.plates))].partition(":")
+    return peer[..., int(start) : int(end)] if start else peer
+
+
+def _compare_values(value: Tensor, peer: Tensor, num_plates: int) -> tuple[float, float]:
+    """Return the largest difference of `[batch, *plates, word, width]` from a tensor, and its largest value."""
+    value = value.movedim(-2, 1) if num_plates else value
+    value, peer = value.detach().cpu().double().flatten(), peer.detach().cpu().double().flatten()
+    if value.shape != peer.shape:
+        return float("inf"), 0.0
+    is_finite = peer.isfinite()
+    difference = (value - peer)[is_finite].abs().nan_to_num(nan=float("inf"))
+    return (difference.max().item(), peer[is_finite].abs().max().item()) if is_finite.any() else (0.0, 0.0)
+
+
+def _compute_tolerance(net: BNet, model: Any) -> float:
+    """Compute the share by which values may differ: some roundings in the shortest type of the net and the model."""
+    dtypes = {net.network.dtype, *(weight.dtype for weight in model.parameters())}
+    eps = [torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point]
+    return max(TOLERANCE, ROUNDINGS * max([*eps, PRODUCT_EPS[torch.get_float32_matmul_precision()]]))

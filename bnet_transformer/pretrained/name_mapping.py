@@ -129,7 +129,7 @@ def to_hugging_face(net: BNet, name: str) -> str:
         return keys[name][0]
     if "." in name:
         raise unknown_name_error("parameter", name, keys)
-    return _export_name(net, name, "name", _list_hook_points(net))
+    return _export_name(net, name, "name", list_hook_points(net))
 
 
 def to_lens(net: BNet, name: str) -> str:
@@ -168,7 +168,7 @@ def from_hugging_face(net: BNet, key: str) -> tuple[str, ...]:
     prefix, keys = family_of(net.network).prefix, _list_parameter_keys(net)
     short = key.removeprefix(prefix)
     names = tuple(name for name, aliases in keys.items() if short in {alias.removeprefix(prefix) for alias in aliases})
-    points = [replace(point, tensor=point.tensor.removeprefix(prefix)) for point in _list_hook_points(net)]
+    points = [replace(point, tensor=point.tensor.removeprefix(prefix)) for point in list_hook_points(net)]
     return names or (_import_name(net, "key", short, points, [aliases[0] for aliases in keys.values()]),)
 
 
@@ -251,7 +251,7 @@ def _split_index(index: str | None, rank: int) -> list[str]:
     return parts
 
 
-def _list_hook_points(net: BNet) -> list[HookPoint]:
+def list_hook_points(net: BNet) -> list[HookPoint]:
     """List the tensors of a model of `transformers` that contain nodes: returned tensors, module inputs and outputs."""
     graph = net.network.graph
     points = [_locate_module(net, group) for group in graph.groups]
