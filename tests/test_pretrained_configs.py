@@ -171,6 +171,37 @@ def test_a_setting_that_no_rule_reads_is_refused_by_name(name, tmp_path):
             FAMILIES[name].config_to_options({**options, setting: value}, None, None)
 
 
+PUBLISHED = {  # settings in the config.json of published models that no model of transformers reads
+    "albert": {"net_structure_type": 0, "gap_size": 0, "num_memory_blocks": 0, "layers_to_keep": []},
+    "bart": {
+        "_num_labels": 3,
+        "classif_dropout": 0.0,
+        "normalize_before": False,
+        "extra_pos_embeddings": 2,
+        "prefix": " ",
+    },
+    "bert": {"directionality": "bidi", "pooler_type": "first_token_transform", "gradient_checkpointing": False},
+    "distilbert": {"sinusoidal_pos_embds": False, "tie_weights_": True},
+    "gpt2": {
+        "n_ctx": 1024,
+        "summary_type": "cls_index",
+        "task_specific_params": {"text-generation": {"max_length": 50}},
+    },
+    "llama": {"is_llama_config": True, "rope_interleaved": False, "transformers.js_config": {}, "unsloth_version": "1"},
+    "marian": {"static_position_embeddings": True, "bad_words_ids": [[1]], "num_beams": 6},
+    "qwen2": {"use_mrope": False, "torch_dtype": "bfloat16"},
+    "t5": {"n_positions": 512, "output_past": True},
+    "vit": {"encoder_stride": 16},
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_settings_of_published_models_are_accepted(name, tmp_path):
+    save_model(name, tmp_path)
+    set_config(tmp_path, **PUBLISHED[name])
+    assert from_pretrained(tmp_path, check=True).declaration.name == name
+
+
 def test_an_unread_parameter_of_rotary_positions_is_refused():
     rope = {"rope_type": "linear", "factor": 2.0, "mrope_section": [1, 1]}
     with pytest.raises(bt.BNetError, match="mrope_section"):

@@ -142,7 +142,9 @@ ALBERT = ModelFamily(
     },
     classifier=("pooler", "tanh"),
     unsupported={"num_hidden_groups": 1, "inner_group_num": 1},
-    irrelevant=("is_decoder", "net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor"),
+    irrelevant=(  # settings of TensorFlow
+        *("is_decoder", "net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor", "layers_to_keep"),
+    ),
     buffers=BUFFERS,
     in_transformer_lens=False,
     shared=True,
