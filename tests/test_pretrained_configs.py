@@ -172,7 +172,7 @@ def test_a_setting_that_no_rule_reads_is_refused_by_name(name, tmp_path):
 
 
 PUBLISHED = {  # settings in the config.json of published models that no model of transformers reads
-    "albert": {"net_structure_type": 0, "gap_size": 0, "num_memory_blocks": 0, "layers_to_keep": []},
+    "albert": {"net_structure_type": 0, "gap_size": 0, "layers_to_keep": [], "position_embedding_type": "absolute"},
     "bart": {
         "_num_labels": 3,
         "classif_dropout": 0.0,

@@ -141,7 +141,7 @@ ALBERT = ModelFamily(
         "tags": "classifier",
     },
     classifier=("pooler", "tanh"),
-    unsupported={"num_hidden_groups": 1, "inner_group_num": 1},
+    unsupported={"num_hidden_groups": 1, "inner_group_num": 1, "position_embedding_type": "absolute"},
     irrelevant=(  # settings of TensorFlow
         *("is_decoder", "net_structure_type", "gap_size", "num_memory_blocks", "down_scale_factor", "layers_to_keep"),
     ),
