@@ -348,6 +348,64 @@ def test_a_file_that_is_not_one_is_refused_with_the_place(kind, tmp_path):
         assert str(path) in str(caught.value)
 
 
+def declare(file, name, shape, dtype="f8", **options):
+    """Replace a dataset by one that declares numbers without storing any."""
+    if name in file:
+        del file[name]
+    file.create_dataset(name, shape, dtype, **options)
+
+
+def share(file):
+    """Make all layers one stored pair of matrices: a small file that declares a large net."""
+    for name in list(file):
+        del file[name]
+    for name, value in make_dense(40).items():
+        write(file, f"L2/{name}", value)
+    for role in ("PQ", "PK", "PV"):
+        write(file, f"L1/{role}/head_1", normal(40, 40))
+    for k in range(3, 60):
+        file[f"L{k}"] = file["L2"]
+
+
+# Edits of a volume-preserving net, which declare numbers that the file does not contain or that do not fit.
+DECLARED = {
+    "contiguous": (lambda f: declare(f, "L1/A", (30_000, 30_000)), "got 0 bytes in the file"),
+    "chunks": (lambda f: declare(f, "L1/A", (30_000, 30_000), chunks=(100, 100)), "got 0 bytes in the file"),
+    "fill values": (lambda f: declare(f, "L1/A", (3, 3), fillvalue=0.5), "expected 72 bytes"),
+    "a width": (lambda f: declare(f, "L2/weight/n", (), "i8", fillvalue=3), "L2/weight/n: expected 8 bytes"),
+    "a rank": (lambda f: declare(f, "L1/A", (3, 3, 10**9)), "expected an array of 2 dims"),
+    "a type": (lambda f: declare(f, "L1/A", (30_000, 30_000), "i8"), "expected real numbers"),
+    "no shape": (lambda f: write(f, "L1/A", h5py.Empty("f8")), "expected an array of 2 dims"),
+    "gzip": (lambda f: declare(f, "L1/A", (3, 3), chunks=(3, 3), compression="gzip"), "h5repack"),
+    "a width of the last layer": (lambda f: write(f, "L7/weight/n", 4), "L7/weight/S: expected a vector of length 6"),
+    "the last layer": (lambda f: f.pop("L7"), "4 n_blocks"),
+    "one layer for all": (share, "the size of the file"),
+}
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_no_number_is_read_before_the_declared_layers_are_checked(name, tmp_path, monkeypatch):
+    """The integers `n`, which declare shapes, are the only numbers that are read."""
+    path, original = JuliaFile(make_volume(3, 1, 1, False)).write(tmp_path / "net.h5"), h5py.Dataset.__getitem__
+    edit, message = DECLARED[name]
+    with h5py.File(path, "a") as file:
+        edit(file)
+    read = []
+
+    def record(dataset, *arguments):
+        read.append((dataset.dtype.kind, dataset.size, dataset.nbytes))
+        return original(dataset, *arguments)
+
+    monkeypatch.setattr(h5py.Dataset, "__getitem__", record)
+    with pytest.raises(bt.FileError, match=message):
+        bt.load_geometric(path)
+    assert all(kind == "i" and size == 1 for kind, size, _ in read)
+    valid = JuliaFile(make_volume(3, 1, 1, True)).write(tmp_path / "valid.h5")
+    read.clear()
+    bt.load_geometric(valid)
+    assert 0 < sum(num_bytes for _, _, num_bytes in read) <= valid.stat().st_size
+
+
 def test_what_is_no_hdf5_file_is_refused(tmp_path):
     valid = JuliaFile(make_volume(3, 1, 1, False)).write(tmp_path / "sound.h5").read_bytes()
     for content in (b"", b"not HDF5 at all", valid[: len(valid) // 3], valid[:-200]):

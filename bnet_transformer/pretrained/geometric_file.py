@@ -2,15 +2,20 @@
 
 Such an HDF5 file has one group for each layer, `L1`, `L2`, ..., and no architecture, which is inferred from the layers.
 Julia stores matrices in column-major order, so they are read transposed. A structured matrix is a group with its free
-entries and its width: `S` and `n`, or `storage` and `metadata/n` in later versions. A file is untrusted input, so links
-and external data raise an error.
+entries and its width: `S` and `n`, or `storage` and `metadata/n` in later versions.
+
+A file is untrusted input, and HDF5 can declare more numbers than a file contains: by fill values, compression, links,
+or data elsewhere. So the layers are read twice: first as declared, as tensors on the device "meta", which have shape
+and dtype but no memory, and then with numbers. The first pass checks each dataset and the architecture, and that the
+numbers of all layers together are not larger than the file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,6 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice
 from bnet_transformer._core.files import as_path
-from bnet_transformer._core.memory import check_memory
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, FileError
 from bnet_transformer.models.geometric import geometric
@@ -70,24 +74,35 @@ def load_geometric(
     path = as_path(path)
     check_choice("add", add, (True, False))
     check_choice("attention", attention, (None, "skew", "arbitrary"))
-    layers = file_to_layers(path)
+    options = {"activation": activation, "observe": observe}
+    build, parameters = _read_file(path, lambda layers: _plan_net(path, layers, attention, add, options))
+    return build().to(next(iter(parameters.values())).dtype).replace(parameters)
+
+
+# a net by the function that builds it, and its parameters: an architecture with the options of the caller
+NetPlan = tuple[Callable[[], BNet], dict[str, Tensor]]
+Options = Mapping[str, Any]
+
+
+def _plan_net(path: Path, layers: Sequence[FileLayer], attention: str | None, add: bool, options: Options) -> NetPlan:
+    """Find the architecture of the layers, which is checked before the net is built."""
     first = layers[0]
     if first.kind not in ("matrix", "skew") and attention is not None:
         expected = "None, because the file has no volume-preserving attention"
         raise BNetError("attention", expected=expected, actual=attention)
     if first.kind == "heads":
-        return _build_standard(path, layers, add, activation, observe)
+        return _plan_standard(path, layers, add, options)
     if first.kind == "dense" and first.convert_to("lower") is None:
         expected = "attention (PQ, PK, PV or A) or a triangular layer first"
         actual = "a dense layer, which occurs in nets that widen their words"
         raise FileError(f"{path}: L1", expected=expected, actual=actual)
     if add:
         raise BNetError("add", expected="False, because the file has no standard transformer", actual=add)
-    return _build_volume_preserving(path, layers, attention, activation, observe)
+    return _plan_volume_preserving(path, layers, attention, options)
 
 
-def _build_standard(path: Path, layers: Sequence[FileLayer], add: bool, activation: str, observe: TPM | None) -> BNet:
-    """Build the net of a standard transformer: units of attention heads and `n_blocks` + 1 ResNet layers."""
+def _plan_standard(path: Path, layers: Sequence[FileLayer], add: bool, options: Options) -> NetPlan:
+    """Plan the net of a standard transformer: units of attention heads and `n_blocks` + 1 ResNet layers."""
     units = _split_units(path, layers, ("heads",))
     blocks = len(units[0]) - 2
     if blocks < 1:
@@ -104,14 +119,13 @@ def _build_standard(path: Path, layers: Sequence[FileLayer], add: bool, activati
             for name in ("weight", "bias"):
                 parameters[f"{owner}.{name}"] = torch.stack([layer.tensors[name] for layer in part])
     dim, slices = layers[0].dim, len(units)
-    net = geometric(dim, slices=slices, blocks=blocks, heads=heads, add=add, activation=activation, observe=observe)
-    return net.to(next(iter(parameters.values())).dtype).replace(parameters)
+    return partial(geometric, dim, slices=slices, blocks=blocks, heads=heads, add=add, **options), parameters
 
 
-def _build_volume_preserving(
-    path: Path, layers: Sequence[FileLayer], attention: str | None, activation: str, observe: TPM | None
-) -> BNet:
-    """Build the net of a volume-preserving transformer: units of attention, if there is any, and triangular layers.
+def _plan_volume_preserving(
+    path: Path, layers: Sequence[FileLayer], attention: str | None, options: Options
+) -> NetPlan:
+    """Plan the net of a volume-preserving transformer: units of attention, if there is any, and triangular layers.
 
     Without attention, all layers are one unit.
     """
@@ -128,9 +142,8 @@ def _build_volume_preserving(
     blocks, remainder = divmod(count - 2, 4)
     if remainder or blocks < 1:
         raise FileError(str(path), expected="4 n_blocks + 2 triangular layers in a unit", actual=f"{count} layers")
-    steps = list_triangular_steps(blocks, activation)
+    steps = list_triangular_steps(blocks, options["activation"])
     dim, slices = layers[0].dim, len(units)
-    net = volume_preserving(dim, slices=slices, blocks=blocks, attention=form, activation=activation, observe=observe)
     parameters: dict[str, Tensor] = {}
     for t, unit in enumerate(units):
         if has_attention:
@@ -140,7 +153,7 @@ def _build_volume_preserving(
         for k, layer in enumerate(_check_layers(path, unit[has_attention:], sides, biases)):
             owner = f"x_{t + 1}" if k + 1 == count else f"{sides[k]}{k // 2 + 1}_{t}"
             parameters |= {f"{owner}.{name}": value for name, value in layer.tensors.items()}
-    return net.to(next(iter(parameters.values())).dtype).replace(parameters)
+    return partial(volume_preserving, dim, slices=slices, blocks=blocks, attention=form, **options), parameters
 
 
 def _split_units(path: Path, layers: Sequence[FileLayer], attention_kinds: Sequence[str]) -> list[list[FileLayer]]:
@@ -208,15 +221,15 @@ class FileLayer:
             return None
         W = self.tensors[name].mT if kind == "upper" else self.tensors[name]
         S = W.tril(-1)
-        if not torch.equal(W, S - S.mT if kind == "skew" else S):
+        if not W.is_meta and not torch.equal(W, S - S.mT if kind == "skew" else S):
             return None
-        row, column = torch.tril_indices(self.dim, self.dim, -1)
+        row, column = torch.tril_indices(self.dim, self.dim, -1, device=W.device)
         tensors = {key: value for key, value in self.tensors.items() if key != name}
         return FileLayer(self.name, kind, self.dim, {"packed": W[row, column], **tensors})
 
 
-def file_to_layers(path: Path) -> list[FileLayer]:
-    """Read the layers of a file in their order, all with one width and one floating-point dtype.
+def _read_file(path: Path, plan: Callable[[list[FileLayer]], NetPlan]) -> NetPlan:
+    """Plan a net from the layers of a file: first as declared, which checks the plan, and then with their numbers.
 
     Raises:
         FileError: If the file is damaged, or has groups that are not layers.
@@ -232,7 +245,11 @@ def file_to_layers(path: Path) -> list[FileLayer]:
         if not h5py.is_hdf5(path):
             raise FileError(str(path), expected="an HDF5 file", actual="another format")
         with h5py.File(path, "r") as file:
-            return _read_layers(path, _HDF5Node(path, file))
+            root = _HDF5Node(path, file)
+            declared = _read_layers(path, root)
+            plan(declared)
+            _check_total_size(path, declared)
+            return plan(_read_layers(path, replace(root, has_numbers=True)))
     except BNetError:
         raise
     except (
@@ -246,8 +263,16 @@ def file_to_layers(path: Path) -> list[FileLayer]:
         raise FileError(str(path), expected="a valid HDF5 file", actual=str(error)) from error
 
 
+def _check_total_size(path: Path, layers: Sequence[FileLayer]) -> None:
+    """Raise an error for layers that share their numbers, which are read once for each layer."""
+    declared = sum(value.nbytes for layer in layers for value in layer.tensors.values())
+    if declared > (available := path.stat().st_size):
+        expected = f"at most {available:,} bytes of numbers, the size of the file"
+        raise FileError(str(path), expected=expected, actual=f"{declared:,} bytes")
+
+
 def _read_layers(path: Path, root: _HDF5Node) -> list[FileLayer]:
-    """Read the layers of an open file."""
+    """Read the layers of an open file, in their order, all with one width and one floating-point dtype."""
     names = [f"L{k + 1}" for k in range(len(root.names))]
     missing = [name for name in names if name not in root.names]
     if not names or missing:
@@ -269,10 +294,11 @@ def _read_layers(path: Path, root: _HDF5Node) -> list[FileLayer]:
 
 @dataclass(frozen=True)
 class _HDF5Node:
-    """A group or a dataset of an open file."""
+    """A group or a dataset of an open file; its tensors have numbers, or are on the device "meta"."""
 
     path: Path
     node: Any
+    has_numbers: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -285,9 +311,9 @@ class _HDF5Node:
         name = next((self.node.attrs[key] for key in ("gml_type", "parameter_type") if key in self.node.attrs), "")
         return (name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)).rpartition(".")[2]
 
-    def make_error(self, expected: str, received: object) -> FileError:
+    def make_error(self, expected: str, received: object, hint: str = "") -> FileError:
         """Create the error of a node that is not what is expected."""
-        return FileError(f"{self.path}: {self.node.name.lstrip('/')}", expected=expected, actual=received)
+        return FileError(f"{self.path}: {self.node.name.lstrip('/')}", expected=expected, actual=received, hint=hint)
 
     def get_children(self, *names: str, optional: Collection[str] = ()) -> dict[str, _HDF5Node]:
         """Return the children of a group by name; raise an error for missing and other names, and for links."""
@@ -299,7 +325,7 @@ class _HDF5Node:
             if type(self.node.get(name, getlink=True)).__name__ != "HardLink":
                 subject = f"{self.path}: {f'{self.node.name}/{name}'.strip('/')}"
                 raise FileError(subject, expected="data in the file itself", actual="a link")
-        return {name: _HDF5Node(self.path, self.node[name]) for name in self.names}
+        return {name: replace(self, node=self.node[name]) for name in self.names}
 
     def check_type(self, *kinds: str) -> str:
         """Return the Julia type of a structured matrix, which must be one of `kinds` or ""."""
@@ -307,25 +333,38 @@ class _HDF5Node:
             raise self.make_error(" or ".join(kinds), self.structure_type)
         return self.structure_type
 
-    def check_not_external(self) -> None:
-        """Raise an error for data in another file, which could be a pipe or a private file of the user."""
+    def check_stored(self) -> None:
+        """Raise an error for numbers that the file does not contain as they are.
+
+        Data in another file could be a pipe or a private file of the user. Fill values and compressed data are larger
+        in memory than in the file, without a limit.
+        """
         if self.node.external or self.node.is_virtual:
             raise self.make_error("numbers in the file itself", "numbers in another file")
+        if self.node.id.get_create_plist().get_nfilters():
+            hint = "Convert the file with h5repack -f NONE"
+            raise self.make_error("numbers without compression", "an HDF5 filter, such as gzip", hint)
+        if (stored := self.node.id.get_storage_size()) < self.node.nbytes:
+            expected = f"{self.node.nbytes:,} bytes of numbers for shape {self.node.shape}"
+            raise self.make_error(expected, f"{stored:,} bytes in the file")
 
     def read_array(self, rank: int) -> Tensor:
         """Read the finite floating-point numbers of a dataset with `rank` dims."""
         if not hasattr(self.node, "shape"):
             raise self.make_error("a dataset", f"a group of {_format_names(self.names)}")
-        self.check_not_external()
-        check_memory(self.node.name, self.node.nbytes, "a smaller net")
+        shape, dtype = self.node.shape, self.node.dtype
+        if shape is None or len(shape) != rank or 0 in shape:
+            raise self.make_error(f"an array of {rank} dims that is not empty", f"shape {shape}")
+        if dtype.kind != "f" or dtype.itemsize > 8:
+            raise self.make_error("real numbers", str(dtype))
+        self.check_stored()
+        dtype = dtype.newbyteorder("=")
+        if not self.has_numbers:
+            return torch.empty(shape, dtype=torch.from_numpy(np.empty(0, dtype)).dtype, device="meta")
         array = np.asarray(self.node[()])
-        if array.ndim != rank or not array.size:
-            raise self.make_error(f"an array of {rank} dims that is not empty", f"shape {array.shape}")
-        if array.dtype.kind != "f" or array.dtype.itemsize > 8:
-            raise self.make_error("real numbers", str(array.dtype))
         if not np.isfinite(array).all():
             raise self.make_error("finite numbers", "a NaN or infinity")
-        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
+        return torch.from_numpy(np.array(array, dtype=dtype, order="C"))
 
     def read_vector(self, size: int) -> Tensor:
         """Read a dataset of shape `[size]`."""
@@ -351,7 +390,7 @@ class _HDF5Node:
             entries, size = parts["S"], parts["n"]
         if getattr(size.node, "size", 0) != 1 or size.node.dtype.kind not in "iu":
             raise size.make_error("one integer", "other data")
-        size.check_not_external()
+        size.check_stored()
         dim = int(np.asarray(size.node[()]).item())
         if dim < 2:
             raise size.make_error("a width of at least 2", dim)
