@@ -242,6 +242,22 @@ def test_a_damaged_file_is_an_error(tmp_path):
         bt.from_pretrained(str(tmp_path / "other.gguf"))
 
 
+def test_tensors_do_not_share_bytes(tmp_path):
+    """All tensors share the bytes of the largest, so the file declares more numbers than it contains."""
+    path = tmp_path / "m.gguf"
+    write_gguf(path, metadata=TOKENIZER)
+    reader = gguf.GGUFReader(path)
+    data, start = bytearray(path.read_bytes()), reader.data_offset
+    largest = max(int(tensor.n_bytes) for tensor in reader.tensors)
+    for tensor in reader.tensors:
+        at = tensor.field.offset + sum(part.nbytes for part in tensor.field.parts[:-1])
+        data[at : at + 8] = (0).to_bytes(8, "little")
+    path.write_bytes(data[: start + largest])
+    assert sum(int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors) > path.stat().st_size
+    with pytest.raises(bt.FileError, match="GGUF"):
+        bt.from_pretrained(path)
+
+
 # tokenizers
 
 

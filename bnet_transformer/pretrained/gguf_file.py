@@ -133,6 +133,9 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     try:
         reader = _open_reader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
+        stored = sum(int(tensor.n_bytes) for tensor in reader.tensors)
+        if stored > len(reader.data):  # many tensors of the same bytes are a small file that needs much memory
+            raise ValueError(f"tensors of {stored:,} bytes in a file of {len(reader.data):,} bytes")
     except BNetError:
         raise
     except Exception as error:  # of any type: the reader does not check lengths before it uses them
