@@ -26,8 +26,8 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import bnet_transformer as bt
+from bnet_transformer.bridges.bif import parse_state_name
 from bnet_transformer.bridges.networkx import to_json
-from bnet_transformer.bridges.pgmpy import parse_state_name
 from bnet_transformer.cli import main, outputs
 from bnet_transformer.figures.dot import to_dot
 from bnet_transformer.figures.graph_files import to_graphml

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
 import math
 import pickle
+import sys
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pgmpy
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from pgmpy.factors.discrete import TabularCPD
 from pgmpy.inference import VariableElimination
 from pgmpy.models import DiscreteBayesianNetwork
+from pgmpy.readwrite import BIFReader
 
 import bnet_transformer as bt
+from bnet_transformer.bridges import bif, pgmpy as pgmpy_bridge
+from bnet_transformer.bridges.bif import parse_bif
 from bnet_transformer.tpm import Categorical, Given, Parent, Table
 from tests.discrete_networks import D, check_posteriors, joint, marginal, textbook
 
@@ -456,12 +464,127 @@ def test_default_rows_of_a_file(rows, tmp_path):
         ("(no)", "(maybe)", r"probability of default: .*state of each parent \(A\).*maybe"),
         ("[ 3 ]", "[ 4 ]", "variable default: expected 4 states"),
         ("default 0.3, 0.7", "default 0.3, 0.3, 0.4", "probability of A: expected 2 numbers"),
+        ("default 0.3, 0.7", "table 0.3", "probability of A: expected 2 numbers"),
+        ("default 0.3, 0.7", "table 0.3, 0_7", "line 5: expected numbers; got 0_7"),
+        ("default 0.3, 0.7", "table nan, 1", "line 5: expected numbers; got nan"),
+        ("default 0.3, 0.7", "table 0.3, 0.7; default 0.3, 0.7", "a row 'table' or other rows"),
+        ("(no) 0.2, 0.3, 0.5;", "", r"probability of default: expected a row \(no\)"),
+        ("(no)", "(yes)", "line 4: expected different rows"),
+        ("| A", "| A, A", "different parents"),
+        ("yes, no", "no, no", "variable A: expected 2 states, which are different"),
+        ("probability ( A )", "probability ( default )", "probability of default: expected one block"),
+        ("probability ( A )", "property ( A )", "line 5: expected a block"),
+        ("{ default 0.3, 0.7; }", "{ default 0.3, 0.7;", "line 6: .*the end of the file"),
+        ("probability ( A ) { default 0.3, 0.7; }", "/* probability", "the end of the file"),
+        ("probability ( A ) { default 0.3, 0.7; }", 'network "', "the end of the file"),
+        ("probability ( A ) { default 0.3, 0.7; }", "", "variable A: expected a block 'probability'"),
     ],
 )
 def test_faults_of_a_file_are_named(part, changed, message, tmp_path):
     (tmp_path / "a.bif").write_text(TWO_VARIABLES.replace(part, changed))
     with pytest.raises(bt.BNetError, match=message):
         bt.read_bif(tmp_path / "a.bif")
+
+
+EXAMPLES = Path(pgmpy.__file__).parent / "utils" / "example_models"  # of the bnlearn repository
+SLOW_EXAMPLES = ["alarm", "child", "hailfinder", "hepar2", "insurance", "sachs", "win95pts"]
+
+
+@pytest.mark.parametrize(
+    "name", ["asia", "survey", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_EXAMPLES)]
+)
+def test_published_files_are_read_as_by_pgmpy(name):
+    text = gzip.decompress((EXAMPLES / f"{name}.bif.gz").read_bytes()).decode()
+    network = BIFReader(string=text).get_model()
+    title, tables = parse_bif(text)
+    assert title == network.name and [table.name for table in tables] == [*network.nodes]
+    for table in tables:
+        expected = network.get_cpds(table.name)
+        assert (table.name, *table.parents) == tuple(expected.variables)
+        assert list(table.states) == expected.state_names[table.name]
+        np.testing.assert_array_equal(table.values, expected.values)
+
+
+def test_names_with_spaces_symbols_and_comments_are_read():
+    title, (first, second) = parse_bif("""
+        network "my net" { property a = b; } variable big one { type discrete [2] { <5 (low), S/W | "x, y" }; } // text
+        variable B { property type = "}"; type discrete [3] { a "b c" d/* ; */ } ; property p; }
+        probability (B|BIG ONE) { (S/W | "x, y") .5 .25,.25; property q; default 1e-1 2.E-1 +7e-1 } ;
+        probability ( "big one" ) { /**/ table 0.5 /* } */ 0.5; }
+    """)  # pgmpy does not read such names in rows
+    assert title == "my net" and first.states == ("<5 (low)", "S/W | x, y") and second.states == ("a", "b c", "d")
+    assert second.parents == ("big one",) and first.values.tolist() == [0.5, 0.5]
+    np.testing.assert_array_equal(second.values.T, [[0.1, 0.2, 0.7], [0.5, 0.25, 0.25]])
+    variables = "".join(f"variable {name} {{ type discrete [2] {{ a, b }}; }}" for name in "AB")
+    old = parse_bif(f"{variables} probability ( A B ) {{ default 0.5 0.5; }} probability ( B ) {{ table 0.5 0.5; }}")
+    assert old[1][0].parents == ("B",)
+
+
+def test_a_table_of_default_rows_has_a_limit():
+    """A file of 4 kB cannot declare tables of many gigabytes; the missing row of such a table is found at once."""
+    names = [f"v{k}" for k in range(40)]
+    blocks = [f"variable {name} {{ type discrete [10] {{ {' '.join(map(str, range(10)))} }}; }}" for name in names]
+    text = "".join(blocks) + f"probability ( v0 | {', '.join(names[1:])} ) {{ ROWS }}"
+    with pytest.raises(bt.BudgetError, match="at most 10,000,000 entries"):
+        parse_bif(text.replace("ROWS", "default " + "0.1 " * 10 + ";"))
+    with pytest.raises(bt.BNetError, match=r"a row \(0, 0"):
+        parse_bif(text.replace("ROWS", ""))
+    with pytest.raises(bt.BNetError, match=r"expected 1,?0+ numbers in the row table"):
+        parse_bif(text.replace("ROWS", "table 0.1;"))
+
+
+def count_steps(call):
+    """Count the lines that a call executes in the readers of BIF, without the lines of its callees elsewhere."""
+    steps, files = 0, (bif.__file__, pgmpy_bridge.__file__)
+
+    def count(frame, event, argument):
+        nonlocal steps
+        steps += event == "line"
+        return count
+
+    previous = sys.gettrace()
+    sys.settrace(lambda frame, event, argument: count if frame.f_code.co_filename in files else None)
+    try:
+        call()
+    finally:
+        sys.settrace(previous)
+    return steps
+
+
+STEPS_PER_CHARACTER = 50
+PIECES = [" ", "\n", "/", "/*", "*/", "//", '"', "(", ")", "{", "}", "[", "]", "|", ",", ";", "_", "a", "0", "0.5 "]
+PIECES += ["variable ", "variable a { type discrete [ 2 ] { a, b }; } ", "probability ( a ", "type ", "default 0.5 "]
+PIECES += ["network ", "property a ", "(a) 0.5 0.5; ", "probability ( a | b ) { ", "table 0.5 0.5; ", "/**/", "_a_1"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(PIECES), st.sampled_from([1, 1, 30, 300])), max_size=8), st.text(max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_the_steps_of_the_reader_are_linear(repeated, tail):
+    """Every character is in one token, and the number of steps is at most linear in the number of characters."""
+    text = "".join(piece * count for piece, count in repeated) + tail
+    assert "".join(match[0] for match in bif.TOKEN.finditer(text)) == text
+
+    def parse():
+        with suppress(bt.BNetError):
+            parse_bif(text)
+
+    assert count_steps(parse) <= STEPS_PER_CHARACTER * (len(text) + 10)
+
+
+@pytest.mark.parametrize("count", [100, 1000])
+def test_the_steps_of_a_valid_file_are_linear(count):
+    """Many states, many rows and many variables, whose name is also proposed as a role."""
+    states = ", ".join(f"s{k}" for k in range(count))
+    rows = "".join(f"(s{k}) 0.5, 0.5;\n" for k in range(count))
+    text = (
+        f"variable A {{ type discrete [ {count} ] {{ {states} }}; }}\n variable B {{ type discrete [ 2 ] {{ a, b }}; }}"
+    )
+    text += f"probability ( A ) {{ default {'0 ' * (count - 1)} 1; }} probability ( B | A ) {{ {rows} }}"
+    network = "".join(f"variable v{k} {{ type discrete [ 1 ] {{ a }}; }}" for k in range(count))
+    network += "".join(f"probability ( v{k} ) {{ table 1; }}" for k in range(count))
+    for part in (text, network):
+        assert count_steps(lambda part=part: parse_bif(part)) <= STEPS_PER_CHARACTER * len(part)
+    assert count_steps(lambda: pgmpy_bridge._propose_role("a" + "_1" * count)) <= 10 * count
 
 
 def test_names_that_are_no_roles_are_refused_with_a_proposal():

@@ -30,6 +30,14 @@ from bnet_transformer._core.files import as_path, wrap_read_errors
 from bnet_transformer._core.naming import find_role_fault
 from bnet_transformer._core.tokens import get_raw
 from bnet_transformer._core.torch_context import preserve_python_rng
+from bnet_transformer.bridges.bif import (
+    ESCAPED_STATES,
+    MAX_TABLE_DIMS,
+    MAX_TABLE_ENTRIES,
+    ConditionalTable,
+    format_state_name,
+    parse_bif,
+)
 from bnet_transformer.declare import Declaration, Node
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, FileError
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun, find_open_choices, parents
@@ -38,32 +46,15 @@ from bnet_transformer.tpm.table import check_rows
 
 if TYPE_CHECKING:
     import os
-    from pathlib import Path
 
     from pgmpy.factors.discrete import TabularCPD
     from pgmpy.models import DiscreteBayesianNetwork
 
 Roles = Mapping[str, str] | Callable[[str], str] | None  # from the names of variables to roles
-MAX_TABLE_ENTRIES = 10_000_000  # in all tables together
-MAX_TABLE_DIMS = 64  # the limit of numpy, and so of pgmpy
 OBSERVATION_STATES = ("seen", "unseen")
 ROW_SUM_TOLERANCE = 0.01  # of pgmpy's `check_model`; published tables are often rounded
 EXACT_SUM_TOLERANCE = 1e-9  # rows whose sum is nearer to 1 stay as they are
 K = TypeVar("K")
-BIF_COMMENT = re.compile(r'("[^"]*")|/\*.*?\*/|//[^\n]*', re.DOTALL)
-BIF_VARIABLE = re.compile(r"variable\s+([^{]+?)\s*\{[^}]*?type\s+\w+\s*\[\s*(\d+)\s*\]\s*\{([^}]+)\}")
-BIF_TABLE = re.compile(r"probability\s*\(\s*([^|)]+?)\s*(?:\|([^)]*))?\)\s*\{([^}]*)\}")
-ESCAPED_STATES = "property states escaped ;"  # in the block "network" of a BIF file: labels by `format_state_name`
-
-
-@dataclass(frozen=True)
-class ConditionalTable:
-    """A variable with its table: `values[s, p1, p2, ...]` is the probability of state s given the parents' states."""
-
-    name: str
-    states: tuple[str, ...]
-    parents: tuple[str, ...]
-    values: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -154,7 +145,7 @@ def to_bif(
     names = {table.name: _to_identifiers(table.states) for table in tables}
     is_escaped = any(names[table.name] != table.states for table in tables)
     title = format_state_name(model.network.declaration.name or "bnet")
-    lines = [f"network {title} {{", *([f"  {ESCAPED_STATES}"] if is_escaped else []), "}"]
+    lines = [f"network {title} {{", *([f"  {ESCAPED_STATES} ;"] if is_escaped else []), "}"]
     for table in tables:
         states = ", ".join(names[table.name])
         lines += [f"variable {table.name} {{", f"  type discrete [ {len(table.states)} ] {{ {states} }};", "}"]
@@ -167,26 +158,6 @@ def to_bif(
             lines.append(f"  ({condition}) {row};" if condition else f"  table {row};")
         lines.append("}")
     return "\n".join(lines) + "\n"
-
-
-def format_state_name(text: str) -> str:
-    """Convert a label to a BIF identifier: letters and later digits stay, any other character becomes `_hex_`.
-
-    >>> format_state_name("sat"), format_state_name("don't"), format_state_name("2nd")
-    ('sat', 'don_27_t', '_32_nd')
-    """
-    matches = (re.fullmatch("[A-Za-z0-9]" if k else "[A-Za-z]", character) for k, character in enumerate(text))
-    parts = [c if plain else f"_{ord(c):x}_" for c, plain in zip(text, matches, strict=True)]
-    return "".join(parts) or "__"
-
-
-def parse_state_name(name: str) -> str:
-    """The label of a BIF identifier: the inverse of `format_state_name`.
-
-    >>> parse_state_name("don_27_t"), parse_state_name("_32_nd")
-    ("don't", '2nd')
-    """
-    return re.sub("_([0-9a-f]*)_", lambda match: chr(int(match[1], 16)) if match[1] else "", name)
 
 
 def _to_identifiers(states: tuple[str, ...]) -> tuple[str, ...]:
@@ -229,16 +200,12 @@ def pgmpy_to_declaration(
             raise BNetError(f"variable {variable}", expected=expected, actual=sorted(map(str, table.variables[1:])))
     role_of, nodes = _find_roles([*tables], roles), []
     for variable, table in tables.items():
-        probabilities = _read_probabilities(variable, tables)
-        try:
-            tpm = Table(probabilities, _to_labels(table.state_names[variable]), learnable=learnable)
-        except BNetError as error:
-            raise BNetError(f"variable {variable}, {error.subject}", **error.parts) from error
+        labels = _to_labels(table.state_names[variable])
+        tpm = _build_tpm(variable, _read_probabilities(variable, tables), labels, learnable)
         nodes.append(Node(role_of[variable], tpm, [role_of[name] for name in table.variables[1:]]))
     return Declaration(nodes=nodes, name=str(network.name or "net"))
 
 
-@preserve_python_rng()
 def bif_to_declaration(path: str | os.PathLike[str], *, roles: Roles = None, learnable: bool = False) -> Declaration:
     """Read a file in the BIF format as a declaration; see `pgmpy_to_declaration`.
 
@@ -254,63 +221,20 @@ def bif_to_declaration(path: str | os.PathLike[str], *, roles: Roles = None, lea
         FileError: If the file is missing or not in the BIF format.
         BNetError: If the network cannot be converted.
     """
-    from pgmpy.readwrite import BIFReader
-
     _check_import_options(roles, learnable)
-    file, expected = as_path(path), "a file in the BIF format"
-    with wrap_read_errors(file, expected):
-        text = file.read_text(encoding="utf-8-sig") + "\n"  # the reader omits a last block without a line break
-        text, default_rows = _extract_default_rows(file, text)
-        reader = BIFReader(string=text)
-        for name, table in reader.variable_cpds.items():  # a row that the file does not contain is zero
-            if name.lower() in default_rows:
-                table[:, table.sum(0) == 0] = np.array(default_rows[name.lower()])[:, None]
-        names = [name.lower() for name in reader.variable_names]
-        if not names:
-            raise FileError(str(file), expected=expected, actual="a file without variables")
-        if len(set(names)) < len(names):  # the reader would merge these variables
-            duplicate = next(name for name in names if names.count(name) > 1)
-            clashing = ", ".join(name for name in reader.variable_names if name.lower() == duplicate)
-            raise FileError(str(file), expected="names of variables that differ not only in case", actual=clashing)
-        if re.match(rf"\s*network\s*[^{{]*{{\s*{ESCAPED_STATES}", text):
-            states = reader.variable_states.items()
-            reader.variable_states = {name: list(map(parse_state_name, labels)) for name, labels in states}
-        network = reader.get_model()
-    return pgmpy_to_declaration(network, roles=roles, learnable=learnable)
-
-
-def _extract_default_rows(file: Path, text: str) -> tuple[str, dict[str, list[float]]]:
-    """The text of a BIF file without comments and rows `default`, which pgmpy cannot read, and these rows by variable.
-
-    Raises an error for states and parents that are not declared. Names are in lower case, as pgmpy ignores the case.
-    """
-    text = BIF_COMMENT.sub(lambda match: match[1] or "", text).replace('"', " ")
-    states, default_rows = dict[str, list[str]](), dict[str, list[float]]()
-    for name, count, names in BIF_VARIABLE.findall(text):
-        states[name.lower()] = listed = re.split(r"\s*,\s*" if "," in names else r"\s+", names.strip(" \t\r\n,"))
-        if len(listed) != int(count):
-            hint = "Correct the number in brackets or the list of states"
-            raise FileError(f"{file}, variable {name}", expected=f"{count} states", actual=listed, hint=hint)
-    for header, given, body in BIF_TABLE.findall(text):
-        variables = [header, *(name.strip() for name in given.split(","))] if given else header.split()
-        subject = f"{file}, probability of {variables[0]}"
-        for name in variables:
-            if name.lower() not in states:
-                hint = f"Correct the name, or add a block 'variable {name}'"
-                raise FileError(subject, expected="variables of the file", actual=name, hint=hint)
-        for line in body.split(";"):
-            if (row := line.strip()).startswith("("):
-                labels = [label.strip() for label in row[1:].partition(")")[0].split(",")]
-                parents = [states[name.lower()] for name in variables[1:]]
-                if len(labels) != len(parents) or any(a not in b for a, b in zip(labels, parents, strict=True)):
-                    expected = f"one state of each parent ({', '.join(variables[1:])}) in each row"
-                    raise FileError(subject, expected=expected, actual=f"({', '.join(labels)})")
-            elif re.match(r"default\s", row):
-                default_rows[variables[0].lower()] = numbers = [float(n) for n in re.split(r"[\s,]+", row)[1:] if n]
-                if len(numbers) != (expected_count := len(states[variables[0].lower()])):
-                    raise FileError(subject, expected=f"{expected_count} numbers in the row default", actual=numbers)
-                text = text.replace(f"{line};", "")
-    return text, default_rows
+    file = as_path(path)
+    with wrap_read_errors(file, "a file in the BIF format"):
+        try:
+            title, tables = parse_bif(file.read_text(encoding="utf-8-sig"))
+        except BNetError as error:
+            raise FileError(f"{file}, {error.subject}", **error.parts) from error
+    role_of, states = _find_roles([table.name for table in tables], roles), {t.name: t.states for t in tables}
+    nodes = []
+    for table in tables:
+        values = _normalize_rows(table.name, np.moveaxis(table.values, 0, -1), [states[name] for name in table.parents])
+        tpm = _build_tpm(table.name, values, table.states, learnable)
+        nodes.append(Node(role_of[table.name], tpm, [role_of[name] for name in table.parents]))
+    return Declaration(nodes=nodes, name=title or "net")
 
 
 def _read_probabilities(variable: Hashable, tables: Mapping[Hashable, TabularCPD]) -> NDArray[np.float64]:
@@ -323,12 +247,28 @@ def _read_probabilities(variable: Hashable, tables: Mapping[Hashable, TabularCPD
         if len(given) != len(names) or set(given) != set(names):
             raise BNetError(f"variable {variable}", expected=f"the states {names} of its parent {name}", actual=given)
         values = values.take([given.index(state) for state in names], axis)
-    values = np.moveaxis(values, 0, -1)
+    return _normalize_rows(variable, np.moveaxis(values, 0, -1), states[1:])
+
+
+def _normalize_rows(
+    variable: Hashable, values: NDArray[np.float64], states: Sequence[Sequence[int | str]]
+) -> NDArray[np.float64]:
+    """The table `[*states of the parents, states]` with rows that sum to 1, if their sums are rounded."""
     sums = values.sum(-1, keepdims=True)
     is_rounded = (np.abs(sums - 1) > EXACT_SUM_TOLERANCE) & (np.abs(sums - 1) <= ROW_SUM_TOLERANCE)
     values = values / np.where(is_rounded, sums, 1)
-    check_rows(f"variable {variable}", values, states[1:])
+    check_rows(f"variable {variable}", values, states)
     return values
+
+
+def _build_tpm(
+    variable: Hashable, values: NDArray[np.float64], labels: tuple[str, ...] | None, learnable: bool
+) -> Table:
+    """The `Table` of a variable; errors name the variable."""
+    try:
+        return Table(values, labels, learnable=learnable)
+    except BNetError as error:
+        raise BNetError(f"variable {variable}, {error.subject}", **error.parts) from error
 
 
 def _check_import_options(roles: object, learnable: object) -> None:
@@ -366,9 +306,9 @@ def _propose_role(name: str) -> str:
     >>> _propose_role("C_NI_12_00"), _propose_role("2nd-day"), _propose_role("class")
     ('C_NI1200', 'n2nd_day', 'class_node')
     """
-    role = re.sub("[^A-Za-z0-9]+", "_", name).strip("_")
-    while re.search(r"_\d+$", role):
-        role = re.sub(r"_(\d+)$", r"\1", role)
+    parts = re.sub("[^A-Za-z0-9]+", "_", name).strip("_").split("_")
+    end = max((k for k, part in enumerate(parts) if not part.isdigit()), default=0)  # the parts after it are numbers
+    role = "_".join(parts[: end + 1]) + "".join(parts[end + 1 :])
     role = role if role[:1].isalpha() else f"n{role}"
     return role if find_role_fault(role) is None else f"{role}_node"
 
