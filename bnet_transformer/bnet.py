@@ -565,4 +565,6 @@ def _check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> 
     return options
 
 
-register_codec(BNet, lambda net: {"network": net.network}, lambda fields, trust: BNet(fields["network"]))
+register_codec(
+    BNet, lambda net: {"network": net.network}, lambda fields, trust: BNet(fields["network"]), {"network": Network}
+)

@@ -31,9 +31,10 @@ def rewrite(
     header: Callable[[dict[str, Any]], Any] | None = None,
     *,
     signed: bool = False,
+    sign: Callable[[dict[str, Any], dict[str, torch.Tensor]], str] = store._compute_sha256,
     **tensors: torch.Tensor | None,
 ) -> Path:
-    """Rewrite a file with another header, rehashed if `signed`, and tensors changed, added or (None) removed."""
+    """Rewrite a file with another header, hashed by `sign` if `signed`, and other tensors; None removes a tensor."""
     with safe_open(path, "pt") as file:
         metadata = file.metadata()
         stored = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
@@ -42,7 +43,7 @@ def rewrite(
         changed = header(content)
         content = content if changed is None else changed
         if signed:
-            content["sha256"] = store._compute_sha256(content, stored)
+            content["sha256"] = sign({key: value for key, value in content.items() if key != "sha256"}, stored)
         metadata[store.METADATA_KEY] = json.dumps(content)
     stored |= {name: value for name, value in tensors.items() if value is not None}
     save_file({n: v for n, v in stored.items() if tensors.get(n, v) is not None}, path, metadata)

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 import bnet_transformer as bt
 from bnet_transformer._core import files as tensors, memory
+from bnet_transformer.declare import io as store
 from bnet_transformer.interventions.sweeps.arrow_cells import PATH_BYTES
 from bnet_transformer.learning import training
 from bnet_transformer.tpm import Categorical
@@ -89,6 +90,21 @@ def test_files_without_a_net_are_refused(tmp_path):
     save_file({"w": torch.zeros(2)}, path, {"format": "pt"})
     with pytest.raises(bt.FileError, match="a safetensors file of another format"):
         bt.load(path)
+
+
+@pytest.mark.parametrize("kind", ["net", "checkpoint"])
+def test_a_header_with_values_of_another_type_is_refused(kind, saved, tmp_path):
+    """The checksum of the changed file is valid. The header of a fit is tested with those of results."""
+    path, read = saved[kind]
+    sign = store._compute_sha256 if kind == "net" else tensors._compute_sha256
+    for name in {"net": ["seed"], "checkpoint": ["step", "settings", "net"]}[kind]:
+        for value in (None, "text", 1.5, True, [1], {"a": 1}):
+            if name == "settings" and isinstance(value, dict):
+                continue
+            other = tmp_path / "other"
+            other.write_bytes(path.read_bytes())
+            with pytest.raises(bt.FileError, match="other"):
+                read(rewrite(other, lambda header, part={name: value}: header.update(part), signed=True, sign=sign))
 
 
 def test_no_pickle_is_near(saved, monkeypatch):

@@ -196,7 +196,12 @@ def test_the_json_of_mib_is_read_and_written(tmp_path, pairs):
     for text in (
         "{}",
         "[",
+        "[" * 100_000,
         '{"edges": {"m0->logits": {}}}',
+        '{"edges": {"m0->logits": null}}',
+        '{"edges": {"m0->logits": {"score": "1", "in_graph": true}}}',
+        '{"edges": {"m0->logits": {"score": true, "in_graph": true}}}',
+        '{"edges": {"m0->logits": {"score": 1, "in_graph": "false"}}}',
         '{"edges": {"m7->logits": {"score": 1, "in_graph": true}}}',
     ):
         (tmp_path / "bad.json").write_text(text)

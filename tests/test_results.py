@@ -1,14 +1,18 @@
 """Every kind of result is saved and loaded without a change, and has a data frame, a notebook form and a plot."""
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import io
+import json
+import random
 
 import numpy as np
 import pytest
 import torch
 from pandas.testing import assert_frame_equal
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 import bnet_transformer as bt
@@ -247,6 +251,53 @@ def test_files_of_other_kinds_and_versions_raise_errors(changes, message, tmp_pa
     assert path.read_bytes() == content
 
 
+WRONG_VALUES = None, "text", 7, 2.5, True, [1, "a"], {"list": [1]}, {"dict": [["a", 1]]}, [[["deep"]]]
+
+
+def iter_leaves(data, keys=()):
+    """Yield the position, as keys, of each leaf and each list in JSON data."""
+    if isinstance(data, list | dict):
+        for key, part in data.items() if isinstance(data, dict) else enumerate(data):
+            yield from iter_leaves(part, (*keys, key))
+    if not isinstance(data, dict):
+        yield keys
+
+
+def replace_leaf(data, keys, value):
+    """Copy JSON data, with the value at a position replaced; None if the value has the same type."""
+    copied = copy.deepcopy(data)
+    part = functools.reduce(lambda part, key: part[key], keys[:-1], copied)
+    old, part[keys[-1]] = part[keys[-1]], value
+    is_valid = type(old) is type(value) or (isinstance(old, float) and type(value) is int)
+    return None if is_valid else copied
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_value_of_another_type_is_refused_or_shown(count, kind, tmp_path):
+    """The checksum of the changed file is valid: loading it raises an error, or all of its forms work."""
+    path = tmp_path / "result.safetensors"
+    build(kind).save(path)
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()[files.METADATA_KEY])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del header["sha256"]
+    key = "told" if kind == "Fit" else "content"
+    paths = list(iter_leaves(header[key]))
+    for keys in random.Random(kind).sample(paths, min(count, len(paths))):
+        for value in WRONG_VALUES:
+            changed = replace_leaf(header[key], keys, value)
+            if changed is None:
+                continue
+            write(path, header, tensors, **{key: changed})
+            try:
+                loaded = bt.load(path)
+            except bt.FileError as error:
+                assert str(path) in str(error)
+                continue
+            assert repr(loaded) and loaded._repr_html_() and loaded.to_dataframe() is not None
+
+
 def test_a_fit_in_a_file_has_no_other_class_of_nets():
     from bnet_transformer.learning.fit import result
 
@@ -290,19 +341,19 @@ def test_a_failed_save_leaves_what_is_there(tmp_path):
 
 
 def test_functions_and_no_other_callables_are_left_out(tmp_path):
-    result, path = build("Check"), tmp_path / "result.safetensors"
-    dataclasses.replace(result, readout=[lambda y_1, scale=2: y_1 * scale, torch.sin]).save(path)
-    loaded = bt.load(path).readout
+    result, path = build("ResultComparison"), tmp_path / "result.safetensors"
+    dataclasses.replace(result, columns={"a": (lambda y_1, scale=2: y_1 * scale, torch.sin)}).save(path)
+    loaded = bt.load(path).columns["a"]
     assert [saved_results.get_parameter_names(item) for item in loaded] == [("y_1",), ()]
     for value in (torch.nn.Linear(1, 1), functools.partial(max, 1), Values):
         with pytest.raises(bt.BNetError, match="a file can store"):
-            dataclasses.replace(result, readout=value).save(path)
+            dataclasses.replace(result, columns={"a": (value,)}).save(path)
 
 
 def test_arrays_without_dims_have_the_same_shape_in_a_file(tmp_path):
-    arrays = {"zero": np.array(2.5), "reversed": np.arange(6).reshape(2, 3)[:, ::-1].T}
-    dataclasses.replace(build("Check"), readout=arrays).save(tmp_path / "a")
-    assert_same(arrays, bt.load(tmp_path / "a").readout)
+    arrays = {"zero": (np.array(2.5),), "reversed": (np.arange(6).reshape(2, 3)[:, ::-1].T,)}
+    dataclasses.replace(build("ResultComparison"), columns=arrays).save(tmp_path / "a")
+    assert_same(arrays, bt.load(tmp_path / "a").columns)
 
 
 class Values(dict):

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.field_types import check_field_types
 from bnet_transformer._core.files import (
     MAX_HEADER_BYTES,
     METADATA_KEY,
@@ -43,11 +44,12 @@ K = TypeVar("K", bound=type)
 
 
 class Codec(NamedTuple):
-    """How the objects of a class are stored: as fields, from which they are built."""
+    """How the objects of a class are stored: as fields of given types, from which they are built."""
 
     kind: type
     to_fields: Callable[[Any], Fields]
     from_fields: Callable[[Fields, Trust], Any]
+    types: Mapping[str, Any] | None
 
 
 _CODECS: dict[str, Codec] = {}
@@ -122,13 +124,20 @@ def get_parameter_names(function: object) -> tuple[str, ...]:
     return tuple(p.name for p in parameters if p.kind in named_kinds and p.default is inspect.Parameter.empty)
 
 
-def register_codec(kind: type, to_fields: Callable[[Any], Fields], from_fields: Callable[[Fields, Trust], Any]) -> None:
+def register_codec(
+    kind: type,
+    to_fields: Callable[[Any], Fields],
+    from_fields: Callable[[Fields, Trust], Any],
+    types: Mapping[str, Any] | None = None,
+) -> None:
     """Register how the objects of a class are stored and built.
 
     Args:
         kind: The class; its name is that in files.
         to_fields: Returns the values that the file stores, by name.
         from_fields: Builds the object of these values, and of the classes that the reader trusts.
+        types: The type of each stored value, by name, which is checked before the object is built. None for a dataclass
+            whose stored values are its fields: their annotations.
 
     Raises:
         BNetError: A class of another module has this name.
@@ -137,7 +146,7 @@ def register_codec(kind: type, to_fields: Callable[[Any], Fields], from_fields: 
     if registered.__module__ != kind.__module__:  # a file contains the name only
         expected = f"a class with another name than that of {registered.__module__}"
         raise BNetError("class of results", expected=expected, actual=f"{kind.__module__}.{kind.__name__}")
-    _CODECS[kind.__name__] = Codec(kind, to_fields, from_fields)
+    _CODECS[kind.__name__] = Codec(kind, to_fields, from_fields, types)
 
 
 def stored_class(kind: K) -> K:
@@ -158,7 +167,12 @@ def get_fields(value: Any) -> Fields:
     return {item.name: getattr(value, item.name) for item in dataclasses.fields(value) if item.init}
 
 
-register_codec(frozenset, lambda value: {"entries": sorted(value)}, lambda fields, trust: frozenset(fields["entries"]))
+register_codec(
+    frozenset,
+    lambda value: {"entries": sorted(value)},
+    lambda fields, trust: frozenset(fields["entries"]),
+    {"entries": list[Any]},
+)
 stored_class(UnsavedFunction)
 
 
@@ -273,6 +287,7 @@ class _ResultReader:
             case {"class": str(name), "fields": dict(parts), **rest} if not rest:
                 codec = _find_codec(name, location)
                 fields = {key: self.decode(part, f"{location}: {name}.{key}") for key, part in parts.items()}
+                check_field_types(codec.types or codec.kind, fields, f"{location}: {name}")
                 self._objects.append(codec.from_fields(fields, self.trust))
                 return self._objects[-1]
         raise FileError(location, expected="a tensor, an array, or an object of a registered class", actual=data)

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from bnet_transformer import declare as networks, tpm
 from bnet_transformer._core import json_values
+from bnet_transformer._core.checks import check_seed
 from bnet_transformer._core.files import (
     MAX_HEADER_BYTES,
     METADATA_KEY,
@@ -161,9 +162,8 @@ def _read_network(path: Path, header: Mapping[str, Any], trust: bool | str | Col
     declaration = from_json_data(data, f"{path}: declaration")
     if not isinstance(declaration, Declaration):
         raise FileError(str(path), expected="a Declaration", actual=type(declaration).__name__)
-    return dataclasses.replace(
-        build_structure(declaration, header["seed"]), tokenizer=_read_tokenizer(path, header.get("tokenizer"))
-    )
+    structure = build_structure(declaration, check_seed(header["seed"]))
+    return dataclasses.replace(structure, tokenizer=_read_tokenizer(path, header.get("tokenizer")))
 
 
 def _read_tokenizer(path: Path, fields: object) -> Tokenizer | None:
@@ -281,5 +281,8 @@ def _find_class(name: object, location: str) -> type:
 
 
 register_codec(
-    Network, lambda network: {"file": to_tensor(network)}, lambda fields, trust: from_tensor(fields["file"], trust)
+    Network,
+    lambda network: {"file": to_tensor(network)},
+    lambda fields, trust: from_tensor(fields["file"], trust),
+    {"file": Tensor},
 )

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import check_choice, check_int, check_mapping, set_frozen
+from bnet_transformer._core.checks import check_choice, check_int, set_frozen
+from bnet_transformer._core.field_types import check_type
 from bnet_transformer._core.files import as_path, exclusive_lock, read_tensors, wrap_read_errors, write_tensors
 from bnet_transformer._core.hashing import compute_digest
 from bnet_transformer.declare import Network
@@ -156,7 +157,8 @@ def read_checkpoint(path: Path, network: Network) -> Checkpoint:
     _check_network(location, network, header, tensors)
     with wrap_read_errors(path, EXPECTED):
         losses, held_out = tensors.pop("losses").tolist(), tensors.pop("held_out").tolist()
-        step, settings = check_int("step", header["step"], minimum=0), check_mapping("settings", header["settings"])
+        step, settings = check_int("step", header["step"], minimum=0), header["settings"]
+        check_type(settings, dict[str, Any], f"{location}: settings")
         measured = tuple((int(at), float(loss)) for at, loss in held_out)
         return Checkpoint(step, tensors, tuple(map(float, losses)), measured, settings)
 

@@ -224,4 +224,11 @@ def _from_fields(fields: Fields) -> GroundModel:
     return model.surgery({**fields["do"], **{node: AttentionRow(row) for node, row in rows.items()}})
 
 
-register_codec(GroundModel, _to_fields, lambda fields, trust: _from_fields(fields))
+STORED_TYPES = {
+    "network": Network,
+    "word_counts": Mapping[str, int],
+    "inputs": Mapping[str, Tensor],
+    "do": Mapping[int, Tensor],
+    "attention_rows": Mapping[int, Tensor],
+}
+register_codec(GroundModel, _to_fields, lambda fields, trust: _from_fields(fields), STORED_TYPES)

@@ -9,7 +9,7 @@ predictions from transformers with the tuned lens"): a tuned lens maps `x_t` by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import with_sentence_scope
 from bnet_transformer.inference.selection import parse_indices, to_list
 from bnet_transformer.inference.sentence_state import SentenceState
+from bnet_transformer.reference import GroundModel
 from bnet_transformer.reference.node_tables import has_ancestor_choices
 from bnet_transformer.residual_stream.lens_path import (
     DivergenceFrom,
@@ -415,4 +416,5 @@ def _from_fields(fields: Fields) -> LensReader:
     return LensReader(evaluator, find_lens_path(network, fields["readout"]), fields["states"])
 
 
-register_codec(LensReader, _to_fields, lambda fields, trust: _from_fields(fields))
+STORED_TYPES = {"model": GroundModel, "evidence": Mapping[int, Tensor], "states": Tensor, "readout": str}
+register_codec(LensReader, _to_fields, lambda fields, trust: _from_fields(fields), STORED_TYPES)

@@ -32,24 +32,18 @@ OF_FORMS = "a state or its label, a pair of them, or a vector"
 
 
 @dataclass(frozen=True)
-class Readout:
+class Readout(ReadoutDirection):
     """A linear function of a node: `u . z` with its logits, its mean or its value z.
 
     Args:
         node: The ground id of the node.
         spec: Its group.
         index: Its index along the plates, and its word if it has one.
-        direction: The vector u.
-        label: The function in words.
-        states: The one or two states whose logits it contains; None for a vector.
     """
 
     node: int
     spec: NodeSpec
     index: tuple[int, ...]
-    direction: Tensor
-    label: str
-    states: tuple[int, ...] | None
 
     @property
     def word(self) -> int | None:
@@ -75,7 +69,7 @@ def parse_readout(state: SentenceState, name: str, of: object) -> Readout:
     if len(shape) != 1:
         raise UnsupportedError(subject, expected="a vector or a discrete node", actual=f"shape {shape}")
     direction, label, states = _parse_direction(state, node, shape[0], of)
-    return Readout(node, spec, index, direction, label, states)
+    return Readout(direction, label, states, node, spec, index)
 
 
 def name_attention_row(group: NodeGroup, index: tuple[int, ...]) -> str:
@@ -160,7 +154,7 @@ def _parse_state(state: SentenceState, label_node: int | None, name: str, size: 
 
 
 @enable_gradients()
-def compute_readout(state: SentenceState, name: str, readout: Readout | ReadoutDirection) -> Tensor | None:
+def compute_readout(state: SentenceState, name: str, readout: ReadoutDirection) -> Tensor | None:
     """The value of the same readout in another sentence, `[*states]`; None if its node is set or has another size."""
     model = state.model
     node = model.ground.id(name)
@@ -170,7 +164,7 @@ def compute_readout(state: SentenceState, name: str, readout: Readout | ReadoutD
     if node in model.do or shape != readout.direction.shape or not spec.tpm.linear_parents(*spec.tpm_parents):
         return None
     direction = readout.direction.to(state.network.device, state.network.dtype)
-    moved = Readout(node, spec, index, direction, readout.label, readout.states)
+    moved = Readout(direction, readout.label, readout.states, node, spec, index)
     return seed_readout(make_run(state, moved), moved).value
 
 

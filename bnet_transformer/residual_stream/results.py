@@ -21,8 +21,6 @@ from bnet_transformer.residual_stream.writers import Writer
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bnet_transformer.residual_stream.readout import Readout
-
 KINDS = ("input", "attention", "feed-forward", "bias")
 TOP_COUNT = 10
 SCALE_NOTE = "an identity at this sentence with the scales of norms held fixed, not an effect"
@@ -31,7 +29,7 @@ SCALE_NOTE = "an identity at this sentence with the scales of norms held fixed, 
 @stored_class
 @dataclass(frozen=True, eq=False)
 class ReadoutDirection:
-    """A readout without its node and net: what a file contains of it.
+    """A readout without its node and net, as in a file.
 
     Args:
         direction: The vector u.
@@ -150,7 +148,7 @@ class Contributions(ContributionTable):
     values: Tensor = field(repr=False)
     value: Tensor = field(repr=False)
     effects: Tensor | None = field(default=None, repr=False)
-    readout: Readout | ReadoutDirection | None = field(default=None, repr=False)
+    readout: ReadoutDirection | None = field(default=None, repr=False)
     special: tuple[bool, ...] = field(default=(), repr=False)
 
     def _to_fields(self) -> Fields:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from bnet_transformer._core.checks import check_choice
+from bnet_transformer._core.field_types import check_field_types
 from bnet_transformer._core.files import as_path, atomic_write
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.declare.network import as_network
@@ -25,6 +26,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.edges.structure import READOUT, EdgeStructure
 
 CONVENTIONS = ("mib",)
+EDGE_TYPES = {"score": float, "in_graph": bool}  # of the values of an edge that are read
 MIB_SEPARATOR = "->"
 CHANNELS = ("q", "k", "v")
 
@@ -188,8 +190,11 @@ def read_json(path: object, net: object, *, convention: str = "mib") -> StoredCi
         raise BNetError("path", expected="the JSON file of a circuit", actual=f"{file}, which does not exist")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        rows = {name: (float(row["score"]), bool(row.get("in_graph"))) for name, row in content["edges"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        edges = {name: {"in_graph": False, **row} for name, row in content["edges"].items()}
+        for name, row in edges.items():
+            check_field_types(EDGE_TYPES, {key: row[key] for key in EDGE_TYPES}, f"{file}: {name}")
+        rows = {name: (float(row["score"]), row["in_graph"]) for name, row in edges.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         expected = "a file with edges, each with a score"
         raise BNetError(f"{file}", expected=expected, actual=f"{type(error).__name__}: {error}") from error
     names = MibNames.of_network(as_network(net)).of_edge

@@ -226,4 +226,9 @@ def _from_fields(fields: Fields) -> Examples:
     return Examples(CompiledModule(models[0].network).eval(), models, fields["tokens"], fields["special"])
 
 
-register_codec(Examples, _to_fields, lambda fields, trust: _from_fields(fields))
+STORED_TYPES = {
+    "models": tuple[GroundModel, ...],
+    "tokens": tuple[Mapping[str, Sequence[str]], ...],
+    "special": tuple[Mapping[str, Sequence[int]], ...],
+}
+register_codec(Examples, _to_fields, lambda fields, trust: _from_fields(fields), STORED_TYPES)

@@ -19,6 +19,7 @@ from torch import Tensor
 from bnet_transformer._core import files
 from bnet_transformer._core.checks import check_fraction, check_int
 from bnet_transformer._core.distributed import DistributedContext, distributed_context, is_distributed
+from bnet_transformer._core.field_types import check_field_types
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.saved_results import Fields, build_object, register_codec
 from bnet_transformer.compiler import CompiledModule
@@ -653,14 +654,17 @@ def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = 
             part, _, key = name.partition("/")
             if key:
                 groups[part][key] = value
-        return Fit(
-            _load_network(source, tensors["net"], trust),
-            **header,
+        measured = ((int(step), int(restart), score) for step, restart, score in tensors["measured"].tolist())
+        values: dict[str, Any] = {
+            "net": _load_network(source, tensors["net"], trust),
+            "bounds": tuple(tensors["bounds"].tolist()),
+            "measured": tuple(measured),
+            "known_likelihoods": tensors.get("log_likelihoods"),
             **groups,
-            bounds=tuple(tensors["bounds"].tolist()),
-            measured=tuple((int(step), int(restart), score) for step, restart, score in tensors["measured"].tolist()),
-            known_likelihoods=tensors.get("log_likelihoods"),
-        )
+            **header,
+        }
+        check_field_types(Fit, values, str(source))
+        return Fit(**values)
 
 
 def _load_network(source: Path, content: Tensor, trust: bool | str | Collection[str]) -> Network:
@@ -692,4 +696,4 @@ def _from_fields(fields: Fields, trust: bool | Collection[str]) -> Fit[Any]:
     return fit if kind == Network.__name__ else replace(fit, net=build_object(kind, fit.network))
 
 
-register_codec(Fit, _to_fields, _from_fields)
+register_codec(Fit, _to_fields, _from_fields, {"file": Tensor, "net": str})
