@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer.cli import main
 from bnet_transformer.cli.group import COMMANDS
+from bnet_transformer.cli.inputs import parse_states
 from bnet_transformer.cli.signatures import read_source_signature
 
 
@@ -288,3 +290,11 @@ def test_options_are_those_of_the_functions_that_they_call():
                 assert given[option].help, f"no help: {name} {option} in {options.file}"
                 if isinstance(expected[option].default, bool | int | float | str) and given[option].default is not None:
                     assert given[option].default == expected[option].default, (name, option)
+
+
+@given(st.lists(st.text('a7", ', max_size=4), min_size=1, max_size=4))
+def test_states_of_the_command_line_are_separated_by_commas_outside_of_quotes(parts):
+    """The oracle is a reader of one character at a time, for states in which quotes are at both ends or nowhere."""
+    names = [part.replace('"', "").strip() or "a" for part in parts]
+    quoted = [f'"{name}"' if "," in name or "7" in name else name for name in names]
+    assert parse_states("--evidence", " , ".join(quoted)) == names

@@ -1,6 +1,7 @@
 """Node names: formatting and parsing are inverse, bad roles raise errors, reaches match their definitions."""
 
 import keyword
+import re
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from bnet_transformer._core.naming import (
     join_name,
     join_stem,
     split_name,
+    split_pattern,
 )
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import find_family
@@ -261,3 +263,9 @@ def split_group(s, name):
     """The stem of a node group, and its slice as a list of tokens."""
     group = s.ground.template.by_name[name]
     return group.stem, [] if group.slice is None else [str(group.slice)]
+
+
+@given(st.text("a1_0x-*", max_size=12))
+def test_the_indices_of_a_name_are_those_of_a_regular_expression(name):
+    match = re.fullmatch(r"(.*?)((?:_(?:\*|0|-?[1-9]\d{0,17}))*)", name)
+    assert split_pattern(name) == (match[1], tuple(None if i == "*" else int(i) for i in match[2].split("_")[1:]))

@@ -30,7 +30,7 @@ EVERY_NODE = "*"
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
-_NAME_PATTERN = re.compile(r"(?P<stem>.*?)(?P<indices>(?:_(?:\*|0|-?[1-9]\d{0,17}))*)", re.ASCII)
+_INDEX_PATTERN = re.compile(r"\*|0|-?[1-9]\d{0,17}", re.ASCII)
 _ROLE_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -70,10 +70,11 @@ def split_pattern(pattern: str) -> tuple[str, tuple[int | None, ...]]:
     >>> split_pattern("q_1_*_-1"), split_pattern("*")
     (('q', (1, None, -1)), ('*', ()))
     """
-    match = _NAME_PATTERN.fullmatch(pattern)
-    if match is None:
-        return pattern, ()
-    return match["stem"], tuple(None if index == "*" else int(index) for index in match["indices"].split("_")[1:])
+    parts = pattern.split("_")
+    first = len(parts)
+    while first > 1 and _INDEX_PATTERN.fullmatch(parts[first - 1]):
+        first -= 1
+    return "_".join(parts[:first]), tuple(None if part == "*" else int(part) for part in parts[first:])
 
 
 def split_path(text: str) -> list[str]:

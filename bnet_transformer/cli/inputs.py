@@ -196,7 +196,7 @@ def parse_values(option: str, texts: Sequence[str]) -> dict[str, object]:
 
 def parse_states(option: str, text: str) -> list[object]:
     """Return states separated by commas: integers or words; a word that is a number is quoted, `"7"`."""
-    parts: list[str] = re.findall(r'\s*(".+?"|[^,]*?)\s*,', text + ",")
+    parts = [part.strip() for part in re.findall(r'\s*+("[^"]++"(?=\s*+,)|[^,]*+)\s*+,', text + ",")]
     if not all(parts):
         raise BNetError(option, expected="states separated by commas", actual=text)
     return [parse_value(part, is_intervention=False) for part in parts]
