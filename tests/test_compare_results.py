@@ -4,6 +4,7 @@ import importlib
 import itertools
 import sys
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,21 @@ def test_paired_p_is_that_of_all_sign_flips():
     assert np.allclose(comparison.p, p) and np.allclose(comparison.adjusted_p, adjusted)
     reverse = Values(second).compare(Values(first))
     assert reverse.difference.equal(-comparison.difference) and reverse.p.equal(comparison.p)
+
+
+@pytest.mark.parametrize("resamples", [10_000, 50])
+def test_differences_of_mean_zero_have_p_one(resamples):
+    tenths = np.array([[1, 2, -3, 4, -5, 1, 0], [7, -3, -4, 6, -1, -2, -3], [1, 1, 1, -1, -1, -1, 2]])
+    flips = list(itertools.product([1, -1], repeat=7))
+    sums = [
+        [abs(sum(Fraction(int(d), 10) * s for d, s in zip(row, flip, strict=True))) for row in tenths] for flip in flips
+    ]
+    p = [np.mean([row[k] >= sums[0][k] for row in sums]) for k in range(3)]
+    assert p[:2] == [1, 1] and p[2] < 1
+    comparison = Values(0.3 + tenths / 10).compare(Values(np.full(tenths.shape, 0.3)), resamples=resamples)
+    assert comparison.is_exact == (resamples == 10_000)
+    assert comparison.p[:2].tolist() == [1, 1] and comparison.adjusted_p[:2].tolist() == [1, 1]
+    assert not comparison.is_exact or np.allclose(comparison.p, p)
 
 
 def test_unpaired_p_is_that_of_all_divisions():

@@ -20,6 +20,7 @@ import numpy as np
 from bnet_transformer._core.arrays import FloatArray
 
 MAX_CHUNK_NUMEL = 2**22  # numbers of resampled tables at once
+TIE_MARGIN = 1e-9  # statistics from 0 to 1 that differ by no more are equal
 
 
 def estimate_ratio(table: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -80,14 +81,17 @@ def permutation_p(
     )
     is_exact = count_permutations([table.shape[-1] for table in tables], paired) <= resamples
     is_finite = np.isfinite(estimate_ratio(tables[0])[0] - estimate_ratio(tables[1])[0])
-    null, observed = result.null_distribution[:, is_finite], np.asarray(result.statistic)
-    greatest = null.max(1, initial=0.0)
-    margin = 1e-9  # equal statistics differ by rounding
-    num_extreme = (greatest[:, None] >= observed[None] - margin).sum(0)
+    null, observed = result.null_distribution, np.asarray(result.statistic)
+    greatest = null[:, is_finite].max(1, initial=0.0, keepdims=True)
     extra = 0 if is_exact else 1  # the observed value counts as one of the draws
-    adjusted = (num_extreme + extra) / (len(null) + extra)
-    p = np.where(is_finite, result.pvalue, np.nan)
-    return p, np.where(is_finite, np.maximum(adjusted, p), np.nan), is_exact
+
+    def count_p(statistics: FloatArray) -> FloatArray:
+        # Equal statistics, which are from 0 to 1, differ by rounding. The tolerance of scipy's p value is relative, so
+        # that ties of a statistic of zero are lost.
+        num_extreme = (statistics >= observed - TIE_MARGIN).sum(0)
+        return np.where(is_finite, (num_extreme + extra) / (len(null) + extra), np.nan)
+
+    return count_p(null), count_p(greatest), is_exact
 
 
 def _mean_magnitude(differences: FloatArray, axis: int) -> FloatArray:
