@@ -6,7 +6,8 @@ them at commit 795f560 (src/eap: graph, utils, attribute, evaluate), written her
 A *writer* adds its output to the residual stream: `input` (embedding and position), the head `a{l}.h{h}` (without the
 bias of the output map, which the heads of a layer share) and the step `m{l}`. A *reader* reads the stream before its
 layer norm: `a{l}.h{h}<q>`, `<k>`, `<v>`, `m{l}` and `logits`. An edge `writer->reader` connects a reader with a writer
-before it, at all words at once.
+before it, at all words at once. In a parallel net (`parallel_attn_mlp` in `cfg`) the step of a layer does not read the
+heads of its layer.
 
 Conventions of the package, for a metric m that it differentiates:
 
@@ -42,9 +43,10 @@ class Run:
 
 @dataclass(frozen=True)
 class EdgeGraph:
-    """The writers and readers of a `GPT2LMHeadModel` of transformers."""
+    """The writers and readers of a `GPT2LMHeadModel` of transformers, or of the parallel net of its weights."""
 
     model: Any
+    is_parallel: bool = False
 
     @property
     def layers(self) -> list[tuple[list[str], str]]:
@@ -58,9 +60,8 @@ class EdgeGraph:
         result, writers = {}, ["input"]
         for heads, step in self.layers:
             result |= {f"{head}<{letter}>": tuple(writers) for head in heads for letter in "qkv"}
-            writers += heads
-            result[step] = tuple(writers)
-            writers.append(step)
+            result[step] = tuple(writers if self.is_parallel else writers + heads)
+            writers += [*heads, step]
         return {**result, "logits": tuple(writers)}
 
     @property
@@ -88,7 +89,7 @@ class EdgeGraph:
             value = outputs[writer]
             return value + shares[edge] * (other.outputs[writer] - value) if edge in shares else value
 
-        def read(reader: str, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        def read(reader: str, norm: Callable[[Tensor], Tensor], bias: Tensor) -> Tensor:
             terms = [mix(writer, f"{writer}->{reader}") for writer in writers_of[reader]]
             state = torch.stack(terms).sum(0) + bias
             inputs[reader] = state if state.requires_grad else state.requires_grad_()
@@ -100,11 +101,11 @@ class EdgeGraph:
         write("input", body.wte(ids) + body.wpe(torch.arange(ids.shape[1])))
         for (heads, step), block in zip(self.layers, body.h, strict=True):
             for h, head in enumerate(heads):
-                rows = {letter: read(f"{head}<{letter}>", block.ln_1) for letter in "qkv"}
+                rows = {letter: read(f"{head}<{letter}>", block.ln_1, bias) for letter in "qkv"}
                 write(head, _attend(block.attn, h, rows))
-            bias = bias + block.attn.c_proj.bias
-            write(step, block.mlp(read(step, block.ln_2)))
-        return Run(self.model.lm_head(read("logits", body.ln_f)), outputs, inputs)
+            before, bias = bias, bias + block.attn.c_proj.bias
+            write(step, block.mlp(read(step, block.ln_2, before if self.is_parallel else bias)))
+        return Run(self.model.lm_head(read("logits", body.ln_f, bias)), outputs, inputs)
 
     def run_circuit(self, clean: Tensor, corrupt: Tensor, retained: Collection[str]) -> Run:
         """Return the run on clean words in which every edge outside a circuit reads the corrupt run (`evaluate_graph`).

@@ -1,10 +1,14 @@
 """Sweeps over edges against the formulas of EAP-IG, and exact patching, on an explicit GPT-2."""
 
+import json
+from dataclasses import replace
+
 import pytest
 import torch
 
 import bnet_transformer as bt
 from benchmarks.edges import convert_name
+from bnet_transformer.interventions.circuits import read_json
 from bnet_transformer.interventions.edges.runner import build_edge_runner
 from bnet_transformer.pretrained import from_pretrained
 from tests.eap_ig_formulas import (
@@ -15,7 +19,7 @@ from tests.eap_ig_formulas import (
     score_eap_ig_inputs,
     score_exactly,
 )
-from tests.huggingface_models import GPT2, init_model
+from tests.huggingface_models import GPT2, NEOX, init_model
 from tests.test_eap_ig_formulas import CLEAN, CORRUPT, FIRST, SECOND, difference, metric
 
 STEPS = 3
@@ -95,3 +99,57 @@ def test_circuits_are_those_of_the_explicit_graph(graph, net):
     gradients = [torch.autograd.grad(value, gates)[0] for value in values]
     torch.testing.assert_close(*values, rtol=0, atol=1e-9)
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
+
+
+def make_parallel(net):
+    """The net of the weights of a GPT-2 in which the heads and the step of a slice are parallel."""
+    (stack,) = net.declaration.stacks
+    options = {"norm": "parallel", "activation": "gelu_tanh", "hidden": 32, "dropout": 0}
+    (parallel,) = bt.decoder(8, heads=2, slices=3, **options).declaration.stacks
+    changed = bt.BNet(replace(net.declaration, stacks=[replace(stack, slice=parallel.slice)]))
+    return bt.BNet(changed.network.to(torch.float64).with_parameters(net.parameters))
+
+
+@pytest.mark.parametrize("change", [lambda net: net, make_parallel])
+def test_the_package_reads_a_circuit_of_a_file_as_the_same_graph(graph, net, change, tmp_path):
+    declared = change(net)
+    clean, corrupt = ([declared.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
+    options = {"metric": {"y_4": (FIRST, SECOND)}, "at": "edges"}
+    names = declared.edges()["edge"]
+    chosen = names[torch.rand(len(names), generator=torch.Generator().manual_seed(3)).numpy() < 0.7]
+    result = bt.circuit(clean, corrupt, **options, edges=list(chosen))
+    path = tmp_path / "circuit.json"
+    result.to_json(path, scores=bt.sweep(clean, corrupt, **options, direction="noise"))
+    content = json.loads(path.read_text())
+    package = replace(graph, is_parallel=content["cfg"]["parallel_attn_mlp"])
+    assert {*package.edges} == content["edges"].keys()
+    retained = [edge for edge, row in content["edges"].items() if row["in_graph"]]
+    expected = difference(package.run_circuit(CLEAN, CORRUPT, retained).logits)
+    torch.testing.assert_close(result.outcome, expected.detach(), rtol=0, atol=1e-9)
+    assert {*read_json(path, declared).edges} == {*chosen}
+    content["cfg"]["parallel_attn_mlp"] = not package.is_parallel
+    path.write_text(json.dumps(content))
+    with pytest.raises(bt.BNetError, match="parallel_attn_mlp"):
+        read_json(path, declared)
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_files_of_neox_state_whether_its_sublayers_are_parallel(is_parallel, tmp_path):
+    net = from_pretrained(init_model("GPTNeoXForCausalLM", {**NEOX, "use_parallel_residual": is_parallel}))
+    pair = net.sentence([3, 4, 5]), net.sentence([3, 6, 5])
+    result = bt.circuit(*pair, metric={"y_2": (4, 5)}, at="edges", edges="* -> *")
+    result.to_json(tmp_path / "circuit.json", scores={})
+    assert json.loads((tmp_path / "circuit.json").read_text())["cfg"]["parallel_attn_mlp"] is is_parallel
+
+
+def test_a_net_of_parallel_and_sequential_slices_has_no_file(tmp_path):
+    declaration = bt.decoder(8, heads=2, slices=2, norm="parallel", vocabulary=20).declaration
+    (stack,) = declaration.stacks
+    total = bt.Node("total", bt.tpm.Add(), ["x", bt.Arrow("mix", slice=0)], ["word"])  # the heads of slice 0
+    nodes = [replace(node, parents=["total"]) if node.role == "norm2" else node for node in stack.slice]
+    nodes.insert([node.role for node in nodes].index("norm2"), total)
+    net = bt.BNet(replace(declaration, stacks=[replace(stack, slice=nodes)]))
+    pair = net.sentence([3, 4, 5]), net.sentence([3, 6, 5])
+    result = bt.circuit(*pair, metric={"y_2": (4, 5)}, at="edges", edges="* -> *")
+    with pytest.raises(bt.BNetError, match=r"a1\.h0->m1"):
+        result.to_json(tmp_path / "circuit.json", scores={})

@@ -5,13 +5,17 @@ The format is that of `Graph.to_json` of the package EAP-IG: `{"cfg": ..., "node
 readers are `a{slice}.h{head}<q>` (also `<k>` and `<v>`), `m{slice}` and `logits`. The names follow from the kinds of
 writers and the channels of readers, so the roles of a net may have any names. Edges are per query head in the format;
 with `ungroup`, the keys and values of grouped heads are written for each head that reads them.
+
+The package builds its graph from `cfg` only: each head and step reads all writers of the slices before it, and a step
+also reads the heads of its slice, unless `parallel_attn_mlp`. A net with other edges has no file.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +57,8 @@ class MibNames:
 
     Args:
         of_edge: For each edge its name there; several for the keys and values of grouped heads.
-        shape: The entries of `cfg`: the numbers of slices and heads, and the width of a state.
+        shape: The entries of `cfg`: the numbers of slices and heads, the width of a state, and whether the heads and
+            the step of a slice are parallel.
     """
 
     of_edge: Mapping[str, tuple[str, ...]]
@@ -64,7 +69,8 @@ class MibNames:
         """The names for a net.
 
         Raises:
-            BNetError: The net has nodes without a counterpart, such as a second stack.
+            BNetError: The net has nodes without a counterpart, such as a second stack, or other edges than the graph of
+                the package.
         """
         structure = EdgeStructure.of_network(network)
         writers = [_name_writers(structure, w) for w in range(len(structure.writer_groups))]
@@ -82,10 +88,46 @@ class MibNames:
         shape = {
             "n_layers": 1 + max(slices, default=-1),
             "n_heads": max((len(structure.list_units(part.spec)) for part in heads), default=0),
-            "parallel_attn_mlp": False,
-            "d_model": math.prod(sources[0].shape) if sources else 0,
         }
-        return cls(names, shape)
+        counterparts = {name for parts in names.values() for name in parts}
+        shape["parallel_attn_mlp"] = _is_parallel(counterparts, shape)
+        return cls(names, {**shape, "d_model": math.prod(sources[0].shape) if sources else 0})
+
+
+def _is_parallel(edges: AbstractSet[str], shape: Mapping[str, int]) -> bool:
+    """Whether no step reads the heads of its slice, from all edges of a net, which must be those of the package."""
+    nodes = {end.split("<")[0] for edge in edges for end in edge.split(MIB_SEPARATOR)}
+    differences = []
+    for is_parallel in (False, True):
+        graph = {
+            MIB_SEPARATOR.join(edge)
+            for edge in _iter_package_edges(shape, is_parallel=is_parallel)
+            if nodes.issuperset(end.split("<")[0] for end in edge)
+        }
+        if graph == edges:
+            return is_parallel
+        differences.append(graph ^ edges)
+    nearest = min(differences, key=len)
+    example = min(nearest)
+    expected = (
+        "heads and steps that read all writers of the slices before them, and steps that read the heads of their slice "
+        "in all slices, or in none (parallel)"
+    )
+    raise BNetError(
+        "convention='mib'", expected=expected, actual=f"{'an' if example in edges else 'no'} edge {example}"
+    )
+
+
+def _iter_package_edges(shape: Mapping[str, int], *, is_parallel: bool) -> Iterator[tuple[str, str]]:
+    """The edges of the graph that the package EAP-IG builds from `cfg`."""
+    writers = ["input"]
+    for t in range(shape["n_layers"]):
+        heads = [f"a{t}.h{head}" for head in range(shape["n_heads"])]
+        readers = [f"{head}<{channel}>" for head in heads for channel in CHANNELS]
+        yield from itertools.product(writers, readers)
+        yield from itertools.product(writers if is_parallel else writers + heads, [f"m{t}"])
+        writers += [*heads, f"m{t}"]
+    yield from itertools.product(writers, ["logits"])
 
 
 def _fault(spec: NodeSpec) -> BNetError:
@@ -171,7 +213,8 @@ def read_json(path: object, net: object, *, convention: str = "mib") -> StoredCi
         mean score of its heads, and is in the circuit if one of them is.
 
     Raises:
-        BNetError: The file is not in this format, or has an edge that the net lacks.
+        BNetError: The file is not in this format, has an edge that the net lacks, or its `cfg` describes another net,
+            such as one with parallel heads and steps.
 
     >>> import json, pathlib, tempfile
     >>> import bnet_transformer as bt
@@ -194,10 +237,15 @@ def read_json(path: object, net: object, *, convention: str = "mib") -> StoredCi
         for name, row in edges.items():
             check_field_types(EDGE_TYPES, {key: row[key] for key in EDGE_TYPES}, f"{file}: {name}")
         rows = {name: (float(row["score"]), row["in_graph"]) for name, row in edges.items()}
+        shape = {**content.get("cfg", {})}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         expected = "a file with edges, each with a score"
         raise BNetError(f"{file}", expected=expected, actual=f"{type(error).__name__}: {error}") from error
-    names = MibNames.of_network(as_network(net)).of_edge
+    mib_names = MibNames.of_network(as_network(net))
+    names = mib_names.of_edge
+    for key in mib_names.shape.keys() & shape.keys():
+        if shape[key] != mib_names.shape[key]:
+            raise BNetError(f"{file}: {key}", expected=f"{mib_names.shape[key]}, as in the net", actual=shape[key])
     unknown = rows.keys() - {name for counterparts in names.values() for name in counterparts}
     if unknown:
         raise BNetError(f"{file}", expected="edges of the net", actual=min(unknown))
