@@ -344,3 +344,68 @@ def test_estimates_of_a_linear_net_are_exact():
         assert check.largest_error < 1e-10 and check.sign_agreement == 1
     single = bt.sweep(clean, corrupt, at=["x_0_0"], **query).calibration
     assert single.slope is None and single.correlation is None and "slope" not in repr(single)
+
+
+def build_divergences(clean):
+    """Metrics with their minimum at the clean run, whose outcomes are computed one sentence at a time."""
+    logs = torch.stack([s.tpm("y_2").logits.log_softmax(-1) for s in clean]).detach()
+    return {
+        "KL": lambda y_2: torch.nn.functional.kl_div(y_2, logs, log_target=True, reduction="none").sum(-1),
+        "squared": lambda y_2: (y_2 - logs).square().sum(-1),
+        "entropy": lambda y_2: -(y_2.exp() * logs).sum(-1),  # no minimum: its gradient is not zero
+    }
+
+
+def make_decoder_pairs(dtype, scale=1.0):
+    """Two pairs of sentences of a decoder whose readout is scaled."""
+    net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog", "sat", "ran"], norm="pre")
+    scaled = {name: value * scale if name == "norm.gain" else value for name, value in net.parameters.items()}
+    net = bt.BNet(net.network.with_parameters(scaled).to(dtype))
+    texts = ["the cat sat", "the dog ran"], ["the dog sat", "the cat ran"]
+    return [[net.sentence(text) for text in side] for side in texts]
+
+
+CELLS = ["a", "x", "j", "edges", "v -> a"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_a_gradient_of_zero_is_an_error(dtype, scale):
+    """A divergence from the clean run has its minimum there: the derivative of each cell is exactly zero."""
+    clean, corrupt = make_decoder_pairs(dtype, scale)
+    metrics = build_divergences(clean)
+    for at in CELLS:
+        options = {"at": at, "direction": "noise", "first_order": True}
+        for name in ("KL", "squared"):
+            with pytest.raises(bt.BNetError, match="steps="):
+                bt.sweep(clean, corrupt, metric=metrics[name], **options)
+        for metric in (metrics["entropy"], {"y_2": "sat"}):
+            assert bt.sweep(clean, corrupt, metric=metric, **options).effects.nan_to_num().abs().max() > 1e-9
+        denoised = bt.sweep(clean, corrupt, at=at, metric=metrics["KL"], first_order=True)
+        assert denoised.effects.nan_to_num().abs().max() > 1e-4 and not denoised.notes
+    one = {"direction": "noise", "first_order": True, "steps": 1}
+    with pytest.raises(bt.BNetError, match="steps="):  # its only points are the clean run
+        bt.sweep(clean, corrupt, at="edges", metric=metrics["KL"], convention="eap-ig-activations", **one)
+    for at in ("x", "edges"):
+        assert bt.sweep(clean, corrupt, at=at, metric=metrics["KL"], **one).effects.nan_to_num().abs().max() > 1e-4
+
+
+def test_a_gradient_of_zero_in_some_examples_is_a_note():
+    clean, corrupt = make_decoder_pairs(torch.float32)
+    kl = build_divergences([clean[0], corrupt[1]])["KL"]
+    result = bt.sweep(clean, corrupt, at="a", metric=kl, direction="noise", first_order=True)
+    assert any("1 of 2 examples" in note for note in result.notes) and "1 of 2" in repr(result)
+    assert result.effects[..., 0].abs().max() < 1e-6 < 1e-3 < result.effects[..., 1].abs().max()
+
+
+@pytest.mark.parametrize("at", CELLS)
+def test_a_metric_that_no_cell_changes_has_effects_of_zero_with_a_note(at):
+    """Word 0 of a decoder does not depend on the words that differ, and an accuracy is piecewise constant."""
+    clean, corrupt = make_decoder_pairs(D)
+    accuracy = lambda y_2: (y_2.argmax(-1) >= 0).double()  # noqa: E731
+    for metric, orders in (({"y_0": "cat"}, (False, True)), (accuracy, (False,))):
+        for first_order in orders:
+            result = bt.sweep(clean, corrupt, at=at, metric=metric, first_order=first_order)
+            assert result.effects.nan_to_num().abs().max() < 1e-14
+            assert any("no cell changes" in note for note in result.notes)
+    assert not bt.sweep(clean, corrupt, at=at, metric={"y_2": "sat"}).notes

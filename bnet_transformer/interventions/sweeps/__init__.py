@@ -23,19 +23,17 @@ from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.routing import Route
-from bnet_transformer.interventions.edges.structure import EDGES
 from bnet_transformer.interventions.sweeps.calibration import EstimateCalibration
 from bnet_transformer.interventions.sweeps.cell_result import CellResult
 from bnet_transformer.interventions.sweeps.cell_route import route_cells
-from bnet_transformer.interventions.sweeps.engine import run_cells
+from bnet_transformer.interventions.sweeps.engine import CellOutcomes, get_rounding_error, run_cells
 from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY
 from bnet_transformer.interventions.sweeps.first_order import estimate_cells
 from bnet_transformer.interventions.sweeps.lengths import LengthPart, join_examples, parse_requests
 from bnet_transformer.interventions.sweeps.metric import describe_metric
-from bnet_transformer.interventions.sweeps.request import ABLATIONS
+from bnet_transformer.interventions.sweeps.request import ABLATIONS, SweepRequest
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
-
-ROUNDING_STEPS = 32  # effects below this number of rounding steps of the metric are rounding errors
+from bnet_transformer.interventions.sweeps.sparse_update import find_needed_positions
 
 __all__ = ["EstimateCalibration", "Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 
@@ -105,10 +103,11 @@ def sweep(
 
     Returns:
         The result; `result.outcomes` is the metric with each cell patched, `[*axes, example]`, and `result.clean` and
-        `result.corrupt` are the metric of the unpatched runs.
+        `result.corrupt` are the metric of the unpatched runs; `result.notes` states if no cell changes the metric.
 
     Raises:
-        BNetError: The sentences do not match or do not differ, a cell has no values, or the metric returns no number.
+        BNetError: The sentences do not match or do not differ, a cell has no values, the metric returns no number, or
+            with `first_order` its gradient is zero up to rounding, as that of a divergence from the patched run.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
@@ -123,28 +122,46 @@ def sweep(
     parts = parse_requests(
         clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
     )
-    outcomes, source, base = _compute(parts, progress)
+    result = _compute(parts, progress)
+    effects = result.values - result.base
     request = parts[0].request
-    cells = request.cells
-    rounding = ROUNDING_STEPS * torch.finfo(request.base.model.network.dtype).eps * base.abs().clamp(min=1)
-    if cells.at == EDGES and bool(((outcomes - base).abs() <= rounding).all()):
-        expected = "a metric that depends on an edge"
-        hint = "Use a node after the words that differ, or another pair"
-        raise BNetError("metric", expected=expected, actual="a metric that is constant in each edge", hint=hint)
-    clean_run, corrupt_run = (base, source) if request.options.is_noise else (source, base)
-    calibration = _calibrate(parts, outcomes - base, progress) if check else None
+    notes = _explain_zeros(request, result)
+    clean_run, corrupt_run = (result.base, result.source) if request.options.is_noise else (result.source, result.base)
+    calibration = _calibrate(parts, effects, progress) if check else None
     return Sweep(
-        **cells.to_result_fields(),
+        **request.cells.to_result_fields(),
         clean=clean_run,
         corrupt=corrupt_run,
-        outcomes=outcomes,
+        outcomes=result.values,
         direction=direction,
         metric=describe_metric(metric),
         digests=_digest_sentences(parts),
         first_order=first_order,
         steps=steps,
         calibration=calibration,
+        notes=notes,
     )
+
+
+def _explain_zeros(request: SweepRequest, result: CellOutcomes) -> tuple[str, ...]:
+    """The notes on effects and gradients of zero; an error if the gradient is zero in all examples."""
+    side, stationary = request.options.side_names[1], int(result.is_stationary.sum())
+    if stationary == len(result.is_stationary):
+        expected = f"a metric whose gradient is not zero at the {side} run, for first_order=True"
+        hint = "Use steps=8, the log probability of a state as the metric, or first_order=False"
+        actual = "a gradient of zero, as of a divergence at its minimum"
+        raise BNetError("metric", expected=expected, actual=actual, hint=hint)
+    notes = []
+    if stationary:
+        notes.append(
+            f"the gradient of the metric is zero at the {side} run of {stationary} of {len(result.base)} examples"
+        )
+    model = request.base.model
+    rounding = get_rounding_error(model, find_needed_positions(model, request.metric.nodes))
+    effects = (result.values - result.base).nan_to_num()
+    if bool((effects.abs() <= rounding * result.base.abs().clamp(min=1)).all()):
+        notes.append("no cell changes the metric: all effects are zero, or rounding errors")
+    return tuple(notes)
 
 
 def _digest_sentences(parts: Sequence[LengthPart]) -> tuple[str, ...]:
@@ -159,8 +176,8 @@ def _digest_sentences(parts: Sequence[LengthPart]) -> tuple[str, ...]:
     return tuple(digests[k] for k in sorted(digests))
 
 
-def _compute(parts: Sequence[LengthPart], progress: bool | None) -> tuple[Tensor, Tensor | None, Tensor]:
-    """The outcomes of the cells, `[*axes, example]`, and of the source and the base run, `[example]`."""
+def _compute(parts: Sequence[LengthPart], progress: bool | None) -> CellOutcomes:
+    """The outcomes of the cells, and of the source and the base run, in the order of all examples."""
     results = []
     for part in parts:
         request = part.request
@@ -169,20 +186,23 @@ def _compute(parts: Sequence[LengthPart], progress: bool | None) -> tuple[Tensor
             route_cells(batches, request.cells).warn_if_slow()
         compute = estimate_cells if request.options.first_order else run_cells
         results.append(compute(batches, request.metric, request.cells, progress))
-    outcomes, sources, bases = zip(*results, strict=True)
-    known = [source for source in sources if source is not None]
-    source = join_examples(parts, known) if len(known) == len(parts) else None
-    return join_examples(parts, outcomes), source, join_examples(parts, bases)
+    sources = [result.source for result in results if result.source is not None]
+    return CellOutcomes(
+        join_examples(parts, [result.values for result in results]),
+        join_examples(parts, sources) if len(sources) == len(parts) else None,
+        join_examples(parts, [result.base for result in results]),
+        join_examples(parts, [result.is_stationary for result in results]),
+    )
 
 
 def _calibrate(parts: Sequence[LengthPart], effects: Tensor, progress: bool | None) -> EstimateCalibration:
     """Run some cells, and compare with the estimated effects, `[*axes, example]`."""
     flat = effects.flatten(0, -2)
     chosen = [replace(part, request=part.request.choose_cells(flat)) for part in parts]
-    outcomes, _, base = _compute(chosen, progress)
+    result = _compute(chosen, progress)
     cells = chosen[0].request.cells
     cell_ids = torch.from_numpy(cells.cell_ids)
-    estimates, exact = (table.flatten(0, -2)[cell_ids] for table in (effects, outcomes - base))
+    estimates, exact = (table.flatten(0, -2)[cell_ids] for table in (effects, result.values - result.base))
     return EstimateCalibration(tuple(cells.names[int(cell)] for cell in cell_ids), estimates, exact)
 
 

@@ -52,9 +52,10 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     estimate_bytes,
     find_needed_positions,
 )
-from bnet_transformer.reference import locate_node
+from bnet_transformer.reference import GroundModel, locate_node
 
 Outcomes = dict[int, Tensor]
+ROUNDING_STEPS = 32  # the rounding error of the sums of one node, in rounding steps
 
 
 @dataclass(frozen=True)
@@ -230,12 +231,15 @@ class ExampleBatch:
         self.sequential_cells = {*self.source_obstacles, *(self.obstacles.keys() & effective)}
         return self.marginalize(bases), self.marginalize(sources) if sources else None
 
+    def has_log_probs(self, node: int) -> bool:
+        """Whether the outcome of a node is its log probabilities."""
+        return locate_node(self.base.model, node)[0].tpm.kind == "discrete" and node not in self.base.model.do
+
     def marginalize(self, outcomes: Sequence[Mapping[int, Tensor]]) -> Outcomes:
         """The outcomes, averaged over the joint states of the choices."""
-        model = self.base.model
         marginals = {}
         for node in self.outcome_nodes:
-            is_discrete = locate_node(model, node)[0].tpm.kind == "discrete" and node not in model.do
+            is_discrete = self.has_log_probs(node)
             marginals[node] = self.choices.marginalize([by_node[node] for by_node in outcomes], is_discrete=is_discrete)
         return marginals
 
@@ -363,15 +367,33 @@ def find_effective_cells(run: PatchedRun, patches: Mapping[int, Sequence[GroupPa
     return cell_ids
 
 
+def get_rounding_error(model: GroundModel, needed: NeededPositions) -> float:
+    """The relative rounding error of the outcomes of a run, which grows with the number of node groups before them."""
+    return float(torch.finfo(model.network.dtype).eps) * (ROUNDING_STEPS + len(needed.ancestor_words))
+
+
+@dataclass(frozen=True)
+class CellOutcomes:
+    """The metric of the runs of a sweep.
+
+    Args:
+        values: The metric with each cell patched, `[*axes, example]`.
+        source: The metric of the source run, `[example]`; None without one.
+        base: The metric of the base run, `[example]`.
+        is_stationary: Whether the gradient of the metric from which the values are estimated is zero up to rounding,
+            `[example]`; False for values of runs.
+    """
+
+    values: Tensor
+    source: Tensor | None
+    base: Tensor
+    is_stationary: Tensor
+
+
 def run_cells(
     batches: Sequence[ExampleBatch], metric: Metric, cells: PatchCells, progress: bool | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
-    """Run every cell in every example.
-
-    Returns:
-        The metric with each cell patched, `[*axes, example]`, the metric of the source run (None without one), and the
-        metric of the base run, `[example]` each.
-    """
+) -> CellOutcomes:
+    """Run every cell in every example."""
     source, base = evaluate_base_runs(batches, metric)
     cell_ids = cells.cell_ids
     is_isolated = np.isin(cell_ids, list(set().union(*(batch.sequential_cells for batch in batches))))
@@ -395,7 +417,8 @@ def run_cells(
                 outcomes = [batch.compute_outcomes(chunk, is_sequential=is_sequential) for batch in batches]
                 values[torch.from_numpy(chunk)] = evaluate_metric(metric, outcomes)
                 bar.update(len(chunk))
-    return values.reshape(*cells.shape, -1), source, base
+    is_stationary = torch.zeros(len(base), dtype=torch.bool)
+    return CellOutcomes(values.reshape(*cells.shape, -1), source, base, is_stationary)
 
 
 def evaluate_base_runs(batches: Sequence[ExampleBatch], metric: Metric) -> tuple[Tensor | None, Tensor]:

@@ -25,7 +25,7 @@ from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.cell_spec import PatchCells, PatchSites, PathsToEnd, group_paths
 from bnet_transformer.interventions.sweeps.edge_estimates import add_edge_effects
-from bnet_transformer.interventions.sweeps.engine import ExampleBatch, evaluate_base_runs
+from bnet_transformer.interventions.sweeps.engine import CellOutcomes, ExampleBatch, evaluate_base_runs
 from bnet_transformer.interventions.sweeps.gradients import GradientRun, iter_gradient_runs, list_points
 from bnet_transformer.interventions.sweeps.metric import Metric
 from bnet_transformer.interventions.sweeps.patched_run import build_patch, gather_nodes
@@ -42,7 +42,7 @@ PATH_COPIES = 8  # the copies of the values of the parents of a path that its de
 @enable_gradients()
 def estimate_cells(
     batches: Sequence[ExampleBatch], metric: Metric, cells: PatchCells, progress: bool | None
-) -> tuple[Tensor, Tensor | None, Tensor]:
+) -> CellOutcomes:
     """Estimate the result of `run_cells` to first order, without running a cell."""
     for obstacle in batches[0].obstacles.values():
         hint = "Use first_order=False, which runs each cell"
@@ -50,12 +50,14 @@ def estimate_cells(
     options = batches[0].options
     source, base = evaluate_base_runs(batches, metric)
     effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(base), dtype=torch.float64)
+    is_stationary = torch.ones(len(base), dtype=torch.bool)
     hide = None if progress is None else not progress
     points = list_points(batches[0])
     count = len(batches) * len(batches[0].choices.states) * len(points)
     runs = iter_gradient_runs(batches, metric, points)
     for item in tqdm(runs, total=count, disable=hide, unit="part", leave=False):
         part = slice(item.batch.first_example, item.batch.first_example + len(item.batch.base))
+        is_stationary[part] &= item.is_stationary
         _add_site_effects(effects[:, part], item)
         _add_path_effects(effects[:, part], item, cells)
         if cells.edges is not None:
@@ -68,7 +70,7 @@ def estimate_cells(
         raise BNetError("metric", expected=expected, actual="NaN or infinity", hint="Use first_order=False")
     values = torch.full_like(effects, torch.nan)
     values[cell_ids] = base + effects[cell_ids]
-    return values.reshape(*cells.shape, -1), source, base
+    return CellOutcomes(values.reshape(*cells.shape, -1), source, base, is_stationary)
 
 
 def _add_site_effects(effects: Tensor, item: GradientRun) -> None:

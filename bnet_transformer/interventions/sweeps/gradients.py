@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.sweeps.engine import BaseRun, ExampleBatch, Outcomes
+from bnet_transformer.interventions.sweeps.engine import BaseRun, ExampleBatch, Outcomes, get_rounding_error
 from bnet_transformer.interventions.sweeps.examples import Overrides
 from bnet_transformer.interventions.sweeps.metric import Metric
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
@@ -33,6 +33,7 @@ class GradientRun:
         gradients: For each group of `run.gradient_groups` that leads to the metric, the gradient with respect to its
             values, `[example, *plates, word, *shape]` in the layout of the run.
         outcome_gradients: The gradient with respect to each outcome, `[1, example, *shape]`, by node.
+        is_stationary: Whether the gradient of the metric is zero up to rounding at this point, `[example]`.
     """
 
     batch: ExampleBatch
@@ -40,6 +41,7 @@ class GradientRun:
     run: PatchedRun
     gradients: dict[int, Tensor]
     outcome_gradients: Outcomes
+    is_stationary: Tensor
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,14 @@ def iter_gradient_runs(
     for point in points:
         cached = [list(_iter_runs(batch, point)) if batch.should_cache else None for batch in batches]
         runs = [part or _iter_runs(batch, point) for part, batch in zip(cached, batches, strict=True)]
-        outcome_gradients = _compute_outcome_gradients(batches, runs, metric)
+        outcome_gradients, is_stationary = _compute_outcome_gradients(batches, runs, metric)
+        stationary_parts = is_stationary.split([len(batch.base) for batch in batches])
         runs = [part or _iter_runs(batch, point) for part, batch in zip(cached, batches, strict=True)]
-        for batch, batch_runs, by_state in zip(batches, runs, outcome_gradients, strict=True):
+        for batch, batch_runs, by_state, part in zip(batches, runs, outcome_gradients, stationary_parts, strict=True):
             for (base_run, run), gradients in zip(batch_runs, by_state, strict=True):
                 has_edges = batch.cells.edges is not None  # estimates of edges differentiate parts of the run again
                 by_group = _backpropagate(run, gradients, retain_graph=has_edges)
-                yield GradientRun(batch, base_run, run, by_group, gradients)
+                yield GradientRun(batch, base_run, run, by_group, gradients, part)
 
 
 def _iter_runs(batch: ExampleBatch, point: Point) -> Iterator[tuple[BaseRun, PatchedRun]]:
@@ -143,8 +146,11 @@ def _drop_plates(values: Tensor, num_axes: int, event_dims: int) -> Tensor:
 
 def _compute_outcome_gradients(
     batches: Sequence[ExampleBatch], runs: Sequence[Iterable[tuple[BaseRun, PatchedRun]]], metric: Metric
-) -> list[list[Outcomes]]:
-    """The gradient of the metric with respect to each outcome, by batch and by joint state of the choices."""
+) -> tuple[list[list[Outcomes]], Tensor]:
+    """The gradient of the metric with respect to each outcome, by batch and by joint state of the choices.
+
+    Also whether it is zero up to rounding, `[example]`.
+    """
     leaves = [
         [
             {node: value.detach().requires_grad_() for node, value in run.compute_base_outcomes().items()}
@@ -161,8 +167,52 @@ def _compute_outcome_gradients(
     # The metric of an example depends on the outcomes of this example only, so the gradient of the sum contains the
     # gradient of every example.
     flat = [value for states in leaves for outcomes in states for value in outcomes.values()]
+    slopes = torch.autograd.grad(values.sum(), [*joined.values()], materialize_grads=True, retain_graph=True)
+    is_stationary = _find_stationary(batches[0], metric, joined, dict(zip(joined, slopes, strict=True)))
     gradients = iter(torch.autograd.grad(values.sum(), flat, materialize_grads=True))
-    return [[{node: next(gradients) for node in outcomes} for outcomes in states] for states in leaves]
+    return [[{node: next(gradients) for node in outcomes} for outcomes in states] for states in leaves], is_stationary
+
+
+def _find_stationary(batch: ExampleBatch, metric: Metric, outcomes: Outcomes, slopes: Outcomes) -> Tensor:
+    """Whether the gradient of the metric is zero up to rounding, such as that of KL at its minimum: `[example]`.
+
+    A slope is zero if it is not greater than what rounding of the outcomes makes of zero: its change if the outcomes
+    change by the rounding error of the run. For log probabilities y, with the slopes g, the gradient with respect to
+    logits is `g - exp(y) sum(g)`, so that the rounding errors of its terms are added.
+    """
+    rounding = get_rounding_error(batch.base.model, batch.needed)
+    generator = torch.Generator().manual_seed(0)
+    moved = dict[int, Tensor]()
+    for node, value in outcomes.items():
+        is_log = batch.has_log_probs(node)
+        noise = 2 * torch.rand(value.shape, generator=generator, dtype=value.dtype).to(value.device) - 1
+        size = _get_error_scale(value) if is_log else _find_largest(value)
+        shifted = value.detach() + rounding * size * noise
+        moved[node] = (shifted.log_softmax(-1) if is_log else shifted).requires_grad_()
+    total = metric.evaluate_with_grad(moved).sum()
+    moved_slopes = dict(zip(moved, torch.autograd.grad(total, [*moved.values()], materialize_grads=True), strict=True))
+    is_stationary = torch.ones(next(iter(outcomes.values())).shape[1], dtype=torch.bool)
+    for node, joined in outcomes.items():
+        value = joined.detach()
+        slope, moved_slope, terms = slopes[node], moved_slopes[node], torch.zeros_like(value)
+        if batch.has_log_probs(node):
+            probs = value.exp()
+            terms = rounding * _get_error_scale(value) * (slope.abs() + probs * slope.abs().sum(-1, keepdim=True))
+            slope = slope - probs * slope.sum(-1, keepdim=True)
+            moved_slope = moved_slope - moved[node].exp() * moved_slope.sum(-1, keepdim=True)
+        is_zero = slope.abs() <= terms + _find_largest(moved_slope - slope)
+        is_stationary &= is_zero[0].reshape(len(is_stationary), -1).all(-1).cpu()
+    return is_stationary
+
+
+def _get_error_scale(log_probs: Tensor) -> Tensor:
+    """The scale of the errors of log probabilities, which are relative errors of the probabilities."""
+    return log_probs.detach().abs().clamp(min=1).nan_to_num(posinf=1)
+
+
+def _find_largest(value: Tensor) -> Tensor:
+    """The largest magnitude in each outcome `[1, example, *shape]`: `[1, example, *ones]`."""
+    return value.abs().amax([*range(2, value.dim())], keepdim=True) if value.dim() > 2 else value.abs()
 
 
 def _backpropagate(run: PatchedRun, outcome_gradients: Outcomes, *, retain_graph: bool) -> dict[int, Tensor]:

@@ -51,12 +51,14 @@ class Sweep(CellResult):
         first_order: Whether the outcomes are first-order estimates, without a run of any cell.
         steps: The number of interpolated runs over which the gradient is averaged; 0 for the gradient at the base run.
         calibration: Estimated and exact effects of some cells, with `check=`; else None.
+        notes: What to consider: that no cell changes the metric, or that some examples have a gradient of zero.
     """
 
     outcomes: Tensor
     first_order: bool = False
     steps: int = 0
     calibration: EstimateCalibration | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def effects(self) -> Tensor:
@@ -153,8 +155,12 @@ class Sweep(CellResult):
 
     def __repr__(self) -> str:
         best = "".join(f"; strongest {name} {effect:+.3g}" for name, effect in self.top(1))
-        check = f"; {self.calibration.format_line()}" if self.calibration is not None else ""
-        return f"Sweep({self.at!r}, {self._format_shape()}{self._format_method()}{best}{check})"
+        return f"Sweep({self.at!r}, {self._format_shape()}{self._format_method()}{best}{self._format_notes()})"
+
+    def _format_notes(self) -> str:
+        """The calibration and the notes, as text after semicolons."""
+        check = () if self.calibration is None else (self.calibration.format_line(),)
+        return "".join(f"; {line}" for line in (*check, *self.notes))
 
     def format_order(self) -> str:
         """Whether effects are estimated, as text.
@@ -181,7 +187,7 @@ class Sweep(CellResult):
         means = [f"{name} {float(run.mean()):.3g}" for name, run in runs.items() if run is not None]
         summary = f"{self.at}: {self._format_shape()}{self._format_method()}; "
         summary += ", ".join(means if len(means) == 2 else ["an ablation", *means])
-        summary += f"; {self.calibration.format_line()}" if self.calibration is not None else ""
+        summary += self._format_notes()
         return _render_html(self, summary, {"effect": self.values, "standard error": self.error})
 
 
