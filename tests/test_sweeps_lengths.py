@@ -59,7 +59,7 @@ def test_examples_of_unequal_lengths_have_the_effects_of_single_sweeps(options: 
 def test_ablations_of_unequal_lengths(source: Any) -> None:
     clean, _ = build_pairs()
     value = Mean([clean[2]]) if source == "mean" else source
-    result = bt.sweep(value, clean, at="a", over=HEADS, metric=lambda y: last_word(y))
+    result = bt.sweep(value, clean, at="a", over=HEADS, metric=lambda y, examples: last_word(y))
     for k, s in enumerate(clean):
         for t in range(2):
             for h in range(2):
@@ -83,6 +83,54 @@ def test_states_of_a_list_belong_to_their_examples() -> None:
     for metric in ({"y_-1": words[:2]}, {"y_-1": ("dog", words[:1])}, {"y_-1": np.array([1, 3])}):  # 2 of 3 words
         with pytest.raises(bt.BNetError, match="a list of 4, one for each example"):
             bt.sweep(clean, corrupt, at="a", over=HEADS, metric=metric)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory": 1}, {"first_order": True}, {"direction": "noise"}], ids=str)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3), (1, 0, 3)], ids=str)
+def test_functions_receive_the_indices_of_their_examples(options: dict[str, Any], order: tuple[int, ...]) -> None:
+    """Compared with one pair at a time, whose label is a constant."""
+    clean, corrupt = ([side[k] for k in order] for side in build_pairs())
+    labels = torch.tensor([1, 3, 4, 0])[: len(order)]
+
+    def read(y: torch.Tensor, examples: torch.Tensor) -> torch.Tensor:
+        return y[torch.arange(len(y)), -1, labels[examples]]
+
+    result = bt.sweep(clean, corrupt, at="a", over=HEADS, metric=read, progress=False, **options)
+    for k, pair in enumerate(zip(clean, corrupt, strict=True)):
+        single = bt.sweep(*pair, at="a", over=HEADS, metric=lambda y, k=k: y[:, -1, labels[k]], **options)
+        close(result.effects[..., k], single.effects[..., 0])
+    if len({len(s.words) for s in clean}) > 1:
+        for metric in (lambda y: y[:, -1, 0], 3):
+            with pytest.raises(bt.BNetError, match="examples"):
+                bt.sweep(clean, corrupt, at="a", over=HEADS, metric=metric, **options)
+
+
+def test_circuits_and_mediations_pass_the_indices_of_their_examples() -> None:
+    clean, corrupt = ([side[0], side[3], side[0]] for side in build_pairs())
+    labels = torch.tensor([1, 3, 4])
+
+    def read(y: torch.Tensor, examples: torch.Tensor) -> torch.Tensor:
+        return y[torch.arange(len(y)), -1, labels[examples]]
+
+    options: dict[str, Any] = {"edges": "* -> *", "at": "edges"}
+    for edges in (options, {"edges": "* -> *"}):
+        result = bt.circuit(clean, corrupt, metric=read, **edges)
+        singles = [
+            bt.circuit(*pair, metric={"y_2": VOCABULARY[label]}, **edges)
+            for *pair, label in zip(clean, corrupt, labels.tolist(), strict=True)
+        ]
+        close(result.clean, torch.cat([single.clean for single in singles]))
+        close(result.corrupt, torch.cat([single.corrupt for single in singles]))
+    for metric in (read, {"y_2": [VOCABULARY[label] for label in labels]}):
+        result = bt.circuit(clean, corrupt, metric=metric, **options)
+        with pytest.raises(bt.BNetError, match="metric"):  # the labels are those of other pairs
+            result.run(clean[::-1], corrupt[::-1])
+    swapped = result.run(clean[::-1], corrupt[::-1], metric={"y_2": [VOCABULARY[label] for label in labels.flip(0)]})
+    close(swapped.clean, result.clean.flip(0))
+    through = bt.mediation(clean, corrupt, through="a", metric=read)
+    for k, label in enumerate(labels.tolist()):
+        single = bt.mediation(clean[k], corrupt[k], through="a", metric={"y_2": VOCABULARY[label]})
+        close(through.direct_outcomes[..., k], single.direct_outcomes[..., 0])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from bnet_transformer.interventions.circuits.arrows import find_circuit_arrows, 
 from bnet_transformer.interventions.circuits.runs import CircuitRuns
 from bnet_transformer.interventions.edges.structure import EDGES
 from bnet_transformer.interventions.sweeps.examples import Examples, parse_example_pair
-from bnet_transformer.interventions.sweeps.metric import parse_metric
+from bnet_transformer.interventions.sweeps.metric import has_example_data, parse_metric
 from bnet_transformer.reference.node_tables import check_discrete_node
 
 MIN_HELD_OUT = 8  # the number of pairs from which a part is held out by default
@@ -79,6 +79,10 @@ class CircuitPairs:
         pairs = parse_example_pair(clean, corrupt)
         if not is_same_network(pairs[0].model.network, self.clean.model.network):
             raise BNetError("clean", expected="sentences of the net of the circuit", actual="sentences of another net")
+        if metric is None and has_example_data(self.metric):
+            hint = "Pass metric= with the states, or the function, of these pairs"
+            expected = "a metric of these pairs, because that of the circuit refers to its examples"
+            raise BNetError("metric", expected=expected, hint=hint)
         new_metric = self.metric if metric is None else metric
         return replace(self, clean=pairs[0], corrupt=pairs[1], metric=new_metric, held_out=())
 

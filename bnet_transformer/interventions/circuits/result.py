@@ -138,13 +138,14 @@ class Circuit(ComparableResult):
         Args:
             clean: The clean sentence or sentences, of the same net.
             corrupt: The corrupt sentence or sentences.
-            metric: The metric; None for that of this circuit.
+            metric: The metric; None for that of this circuit, if it has no states or data of each example.
 
         Returns:
             The circuit with the metric of these pairs.
 
         Raises:
-            BNetError: The sentences are of another net, or do not differ.
+            BNetError: The sentences are of another net, or do not differ, or the metric of this circuit refers to its
+                examples.
 
         >>> import bnet_transformer as bt
         >>> net = bt.bayesuvius(dim=4, heads=2, combine="concat", residual=True)

@@ -78,7 +78,9 @@ def sweep(
             the difference of their log probabilities. A list of states has one for each example. The node `"y_-1"` is
             that of the last word; of a role, `"y"`, the metric is the mean over its nodes. Or a function whose
             parameters are names of nodes, which are `[example, *shape]`, or of roles, which are `[example, slice,
-            *plates, word, *shape]` (without `slice` for a role of one group, such as `x_2`).
+            *plates, word, *shape]` (without `slice` for a role of one group, such as `x_2`). A parameter `examples`
+            receives the indices of the examples, `[example]`, for data such as `labels[examples]`; functions of
+            sentences of unequal lengths, which are called for each length, must have it.
         over: The axes along which cells are separate, such as `("slice", "word")`; by default all. Nodes that differ
             along other axes only belong to one cell. Without the axis `"group"` of groups of heads, the axis `"head"`
             numbers the heads over all groups. In a list it applies to the items with these axes.

@@ -1,11 +1,13 @@
 """The metric of the runs of a sweep: a number for each example, computed from the *outcomes* of some nodes.
 
 An outcome is the value of a deterministic node, the log probabilities of a discrete node, or the mean of a continuous
-node.
+node. A function with the parameter `examples` receives the indices of the examples of a call: without it, a function
+that refers to data of the examples is only right if one call has all of them.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +29,10 @@ from bnet_transformer.reference.node_tables import check_discrete_node
 
 METRIC_FORMS = (
     "a mapping {node: state} or {node: (state, state)} of a node or a role, or a function whose parameters are names "
-    "of nodes or roles"
+    "of nodes or roles, and 'examples' for the indices of the examples"
 )
 FUNCTION_OF = "function of"
+EXAMPLES = "examples"  # the parameter of a function that receives the indices of the examples
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def parse_metric(examples: Examples, metric: object) -> Metric:
     if isinstance(metric, Mapping):
         return _parse_metric_mapping(examples, metric)
     if callable(metric):
-        return _parse_metric_function(examples.model, metric)
+        return _parse_metric_function(examples, metric)
     raise BNetError("metric", expected=METRIC_FORMS, actual=metric)
 
 
@@ -104,8 +107,7 @@ def describe_metric(metric: object) -> str:
     if not isinstance(metric, Mapping):
         return f"{FUNCTION_OF} {', '.join(get_parameter_names(metric))}"
     ((name, value),) = metric.items()
-    sides = value if isinstance(value, tuple) else (value,)
-    return " - ".join(f"log P({name} = {_describe_states(side)})" for side in sides)
+    return " - ".join(f"log P({name} = {_describe_states(side)})" for side in _list_sides(value))
 
 
 def explain_unchecked_metric(description: str) -> tuple[str, ...]:
@@ -122,6 +124,18 @@ def _describe_states(states: object) -> str:
     return str(states.item() if isinstance(states, Tensor | np.generic | np.ndarray) else states)
 
 
+def has_example_data(metric: object) -> bool:
+    """Whether a metric refers to data of each example: by a list of states, or by the parameter `examples`."""
+    if not isinstance(metric, Mapping):
+        return EXAMPLES in get_parameter_names(metric)
+    return any(_is_state_list(side) for value in metric.values() for side in _list_sides(value))
+
+
+def _list_sides(value: object) -> tuple[object, ...]:
+    """The states of a metric, of which a tuple has two."""
+    return value if isinstance(value, tuple) else (value,)
+
+
 def _is_state_list(value: object) -> bool:
     """True for a list of states, one for each example."""
     is_array = isinstance(value, Tensor | np.ndarray)
@@ -131,7 +145,7 @@ def _is_state_list(value: object) -> bool:
 def split_metric(
     model: GroundModel, metric: object, examples: Sequence[Sequence[int]], *, has_words: bool
 ) -> list[object]:
-    """The metric of each part of the examples, with the states of these examples.
+    """The metric of each part of the examples, with the states or the indices of these examples.
 
     Args:
         model: The first sentence.
@@ -139,8 +153,7 @@ def split_metric(
         examples: The numbers of the examples of each part.
         has_words: Whether the metric may name a word by its index from the start.
     """
-    names = list(metric) if isinstance(metric, Mapping) else get_parameter_names(metric)
-    for name in names if not has_words else ():
+    for name in _get_node_names(metric) if not has_words else ():
         matches = model.ground.template.match_groups(name, {})
         has_number = any(group.word_stack is not None and index[-1] is not None for group, index in matches)
         if has_number and (split_pattern(str(name))[1][-1] or 0) >= 0:
@@ -149,7 +162,13 @@ def split_metric(
             hint = f'Use the role {stem!r}, or the last word, metric={{"{stem}_-1": ...}}'
             raise BNetError(f"metric of {name}", expected=expected, hint=hint)
     if not isinstance(metric, Mapping):
-        return [metric] * len(examples)
+        if not callable(metric):
+            return [metric] * len(examples)  # `parse_metric` raises the error
+        if not has_example_data(metric):
+            expected = "a function with a parameter 'examples', because the sentences differ in length"
+            hint = "It receives the indices of the examples of a call, for data of examples: labels[examples]"
+            raise BNetError("metric", expected=expected, actual="a function that is called for each length", hint=hint)
+        return [functools.partial(metric, **{EXAMPLES: torch.tensor(numbers)}) for numbers in examples]
     count = sum(map(len, examples))
 
     def select(value: object, numbers: Sequence[int]) -> object:
@@ -158,7 +177,7 @@ def split_metric(
         return [value[k] for k in numbers] if _is_state_list(value) else value  # type: ignore[index]
 
     for name, value in metric.items():
-        for side in value if isinstance(value, tuple) else (value,):
+        for side in _list_sides(value):
             _check_state_count(name, side, count)
     return [{name: select(value, numbers) for name, value in metric.items()} for numbers in examples]
 
@@ -170,19 +189,27 @@ def _check_state_count(name: object, states: object, count: int) -> None:
         raise BNetError(f"metric of {name}", expected=expected, actual=f"{len(states)} states")  # type: ignore[arg-type]
 
 
-def _parse_metric_function(model: GroundModel, function: Callable[..., object]) -> Metric:
-    """The metric of a function whose parameters are names of nodes."""
+def _get_node_names(metric: object) -> list[str]:
+    """The names of the nodes of a metric, as the user passed it."""
+    return [
+        name for name in (metric if isinstance(metric, Mapping) else get_parameter_names(metric)) if name != EXAMPLES
+    ]
+
+
+def _parse_metric_function(examples: Examples, function: Callable[..., object]) -> Metric:
+    """The metric of a function whose parameters are names of nodes, and `examples`."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError) as error:
         raise BNetError("metric", expected=METRIC_FORMS, actual=function) from error
-    names = get_parameter_names(function)
+    names = _get_node_names(function)
     if not names or any(p.kind == inspect.Parameter.POSITIONAL_ONLY for p in parameters):
         raise BNetError("metric", expected=METRIC_FORMS, actual="a function without parameters that name nodes")
-    nodes = {name: find_family(model.ground, name).array for name in names}
+    nodes = {name: find_family(examples.model.ground, name).array for name in names}
+    indices = {EXAMPLES: torch.arange(len(examples))} if has_example_data(function) else {}
 
     def call_by_name(outcomes: Mapping[int, Tensor]) -> object:
-        return function(**{name: _stack_nodes(outcomes, ids) for name, ids in nodes.items()})
+        return function(**{name: _stack_nodes(outcomes, ids) for name, ids in nodes.items()}, **indices)
 
     return Metric(tuple(dict.fromkeys(node for ids in nodes.values() for node in ids.ravel().tolist())), call_by_name)
 
@@ -208,7 +235,7 @@ def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Met
         raise BNetError(
             f"metric of {name}", expected="a state, or a tuple of two states", actual=f"{len(value)} states"
         )
-    sides = [{node: _parse_states(examples, node, item) for node in nodes} for item in (value if is_pair else (value,))]
+    sides = [{node: _parse_states(examples, node, item) for node in nodes} for item in _list_sides(value)]
 
     def gather_log_probs(outcomes: Mapping[int, Tensor]) -> Tensor:
         def gather(node: int, states: Tensor) -> Tensor:
