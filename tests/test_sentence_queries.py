@@ -196,6 +196,21 @@ def test_evidence_of_several_nodes_is_evidence_of_each():
         s.observe({"y": 1, "y_-1": 0})
 
 
+def test_means_and_patches_of_sentences_of_other_lengths():
+    """Word i has the value of word i; a sentence without word i is an error that names its length."""
+    net = bt.bayesuvius(4, slices=2, combine="concat", residual=True, observe=Categorical(2)).to(D)
+    s, long, short = (net.sentence(text) for text in ("the cat sat", "the dog sat the cat", "the dog"))
+    close(s.do({"x_1": Mean([s, long])})["x_1_2"], (s["x_1_2"] + long["x_1_2"]) / 2)
+    close(s.do({"x_1_1": Mean([short, long])})["x_1_1"], (short["x_1_1"] + long["x_1_1"]) / 2)
+    close(s.do({"x_1": long})["x_1_2"], long["x_1_2"])
+    for value in (Mean([long, short]), Mean([short]), short):
+        for name in ("x_1", "x_1_*", "x_1_2", "q_1_0_2"):
+            with pytest.raises(bt.EvidenceError, match=r"_2: .* of 2 words"):
+                s.do({name: value})
+    with pytest.raises(bt.UnknownNameError):  # another net, whose names differ
+        s.do({"x_2_1": Mean([bt.bayesuvius(4).sentence("the cat sat")])})
+
+
 def test_patching_means_noise_and_undoing():
     net = bt.bayesuvius(4, slices=2, combine="concat", residual=True, observe=Categorical(2)).to(D)
     s, other = net.sentence("the cat sat"), net.sentence("the dog sat")

@@ -335,6 +335,12 @@ def test_further_errors():
     net = make_net("vanilla decoder, causal")
     with pytest.raises(bt.BNetError, match="sentences of at least 5 words"):
         net.generate([1, 2], length=3, do={"x_1": Mean([net.sentence([1, 2])])})
+    for value in (Mean([net.sentence([1])]), net.sentence([1])):
+        with pytest.raises(bt.BNetError, match=r"x_1_1: .* of 1 word"):
+            net.generate([1, 2], length=3, do={"x_1_1": value})
+    for value in (Mean([get_case("chapter").sentence]), get_case("chapter").sentence):  # whose stack has another name
+        with pytest.raises(bt.UnknownNameError):
+            make_net("vanilla encoder-decoder").generate({"enc": [1, 2]}, start=1, length=3, do={"dec_x_1": value})
     with pytest.raises(bt.BNetError, match="latent choices"):
         make_mixture().generate([1, 2], length=2, do={"x_0": Shift(VECTOR)})
     with pytest.raises(bt.BNetError, match="some nodes of c_0 are set"):

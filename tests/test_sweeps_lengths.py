@@ -85,6 +85,21 @@ def test_states_of_a_list_belong_to_their_examples() -> None:
             bt.sweep(clean, corrupt, at="a", over=HEADS, metric=metric)
 
 
+def test_means_over_sentences_of_other_lengths() -> None:
+    """Longer sentences give their first words; shorter ones are an error that names their length."""
+    clean, corrupt = build_pairs()
+    long, short, s = clean[2], clean[1], corrupt[0]
+    result = bt.sweep(Mean([long, clean[0]]), s, at="a", metric={"y_2": "cat"})
+    for name in ("a_0_1_1", "a_1_0_2"):
+        single = s.do({name: (long[name] + clean[0][name]) / 2})
+        close(result.outcomes[result.index_of(name)], single.tpm("y_2").logits.log_softmax(-1)[None, 1])
+    for direction in ("denoise", "noise"):
+        sides = [Mean([long, short]), s][:: 1 if direction == "denoise" else -1]
+        for over in (None, HEADS):
+            with pytest.raises(bt.EvidenceError, match="of 2 words"):
+                bt.sweep(*sides, at="a", over=over, metric={"y_2": "cat"}, direction=direction)
+
+
 @pytest.mark.parametrize("options", [{}, {"memory": 1}, {"first_order": True}, {"direction": "noise"}], ids=str)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3), (1, 0, 3)], ids=str)
 def test_functions_receive_the_indices_of_their_examples(options: dict[str, Any], order: tuple[int, ...]) -> None:

@@ -41,8 +41,9 @@ class Mean:
     """The mean of the values of a node in other sentences, or of its group over the words of this sentence.
 
     Args:
-        sentences: The sentences over which to average the node. Without sentences, the value is the mean of the node
-            group over the words of the sentence in which it is set.
+        sentences: The sentences over which to average the node, all with its word: the mean of word i is that over
+            their words i, and further words are not used. Without sentences, the value is the mean of the node group
+            over the words of the sentence in which it is set.
 
     >>> import bnet_transformer as bt
     >>> from bnet_transformer.interventions import Mean
@@ -245,10 +246,32 @@ def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | Atte
                 raise EvidenceError(name, expected="a node with real values", actual="a discrete node")
             return torch.zeros(spec.shape, dtype=model.network.dtype, device=model.network.device)
         case Mean(sentences=sentences):
-            return torch.stack([_check_single_value(model, node, other[name]) for other in sentences]).mean(0)
+            values = [get_donor_value(name, other) for other in sentences]
+            return torch.stack([_check_single_value(model, node, value) for value in values]).mean(0)
         case Attend(weights=weights):
             return _build_attention_row(model, node, weights)
-    return encode_value(model, node, value[name] if has_node_values(value) else value, evidence=False)  # type: ignore[index]
+    donor = get_donor_value(name, value) if has_node_values(value) else value
+    return encode_value(model, node, donor, evidence=False)
+
+
+def get_donor_value(name: str, sentence: Any) -> Tensor:
+    """The value of a node in another sentence; an error if that sentence has no such word."""
+    check_has_word(name, sentence.ground)
+    value: Tensor = sentence[name]
+    return value
+
+
+def check_has_word(name: str, ground: GroundGraph) -> None:
+    """Raise an error if a sentence that gives the value of a node has fewer words than the index of its word."""
+    parsed = ground.template.parse_name(name, {})
+    stack = None if parsed is None else parsed[0].word_stack
+    if stack is None or ground.template.parse_name(name, ground.word_counts) is not None:
+        return
+    expected = "this word in each sentence that gives values: a patch or Mean(sentences) takes word i from word i"
+    hint = "Pass sentences of at least this number of words, or set only words that all of them have"
+    count = ground.word_counts[stack]
+    actual = f"a sentence of {count} word{'' if count == 1 else 's'}"
+    raise EvidenceError(name, expected=expected, actual=actual, hint=hint)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from bnet_transformer.inference.intervention_values import (
     Noise,
     RelativeValues,
     Zero,
+    check_has_word,
     check_has_words,
     is_relative,
     resolve_value,
@@ -132,7 +133,10 @@ def compute_means(model: GroundModel, nodes: Sequence[int], sentences: Sequence[
     totals = {node: torch.zeros((), dtype=model.network.dtype, device=model.network.device) for node in real}
     for members in by_key.values():
         ground, batch = members[0].state.ground, parse_examples("clean", members)
-        ids = {ground.id(model.ground.name(node)): node for node in real}
+        names = {model.ground.name(node): node for node in real}
+        for name in names:
+            check_has_word(name, ground)
+        ids = {ground.id(name): node for name, node in names.items()}
         groups = {ground.group_of(node).index for node in ids}
         if find_run_obstacle(batch, groups) is not None:  # the caller then computes nodes one by one
             return {}

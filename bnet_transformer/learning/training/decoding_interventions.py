@@ -265,7 +265,8 @@ class _Resolver:
         if not sentences:
             group.at_all_words[k] = self._resolve(first_node, value)
             return
-        words = 1 if stack is None else min(count, *(other.ground.word_counts[stack] for other in sentences))
+        # A sentence of a net without this stack has no such node, which `_resolve` reports.
+        words = 1 if stack is None else min(count, *(other.ground.word_counts.get(stack, count) for other in sentences))
         if words < count and isinstance(value, Mean):
             expected = f"sentences of at least {count} words, because Mean averages each word over sentences"
             hint = "Pass the mean as a tensor, to set every word to it"
