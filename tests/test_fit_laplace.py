@@ -453,8 +453,6 @@ def test_laplace_and_intervals_require_what_makes_them_valid(tmp_path):
         fit(net, data, bt.Laplace(), spread=None)
     with pytest.raises(bt.BNetError, match="batch"):
         fit(net, data, bt.Laplace(), batch=3)
-    with pytest.raises(bt.BNetError, match="checkpoints"):
-        fit(net, data, bt.Laplace(), checkpoints=tmp_path)
     with pytest.raises(bt.BNetError, match="guide"):
         bt.SVI(guide="full-rank", choices="sampled")
     f = fit(net, data, bt.Laplace(draws=20, restarts=1))

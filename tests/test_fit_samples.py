@@ -400,14 +400,17 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(NUTSChain, "advance", advance_and_stop)
-    partial = fit_nuts(net, data, learn=learn)
+    partial = fit_nuts(net, data, learn=learn, folder=tmp_path)
     assert not partial.finished
     if when > 6:
         assert partial.statistics["lp"].equal(expected.statistics["lp"][:, : when - 6])
     else:
         assert not partial.samples and "warmup" in partial.approximate
-    with pytest.raises(bt.BNetError, match=r"checkpoints: expected None with method=bt.NUTS: .*f.save"):
-        fit_nuts(net, data, learn=learn, folder=tmp_path)
+    monkeypatch.setattr(NUTSChain, "advance", advance)
+    resumed = fit_nuts(net, data, learn=learn, folder=tmp_path, resume=True)
+    assert resumed.finished and all(
+        resumed.statistics[name].equal(value) for name, value in expected.statistics.items()
+    )
 
 
 @ARVIZ

@@ -76,7 +76,8 @@ def make_fit(method, **options):
         result = bt.fit(
             make_mixture(), draw_vectors(), method=method, every=1, checkpoints=checkpoints, progress=False, **options
         )
-        return result.bounds, result.measured, dict(result.samples), dict(result.net.parameters)
+        fields = result.bounds, result.measured, result.notes, result.log_marginal_likelihood
+        return *fields, dict(result.samples), dict(result.statistics), dict(result.net.parameters)
 
     return run
 
@@ -86,6 +87,13 @@ RUNS = {
     "map": make_fit(bt.MAP(steps=8, restarts=2), batch=5),
     "em": make_fit(bt.EM(steps=8, inner=2)),
     "svi": make_fit(bt.SVI(steps=8, draws=3), spread=1.0),
+}
+# Fits of several parts, each with its own checkpoint, and the number of the checkpoint at which a run is killed.
+PARTS = {
+    "nuts": (make_fit(bt.NUTS(chains=1, warmup=2, draws=2), spread=1.0, learn=["c.logits"]), 5),
+    "nuts of weights": (make_fit(bt.NUTS(chains=3, warmup=3, draws=4), spread=1.0, learn=["W_v_0.values"]), 3),
+    "laplace": (make_fit(bt.Laplace(draws=5, restarts=2), spread=1.0), 3),
+    "svi with a Normal guide": (make_fit(bt.SVI(steps=4, draws=3, guide="full-rank"), spread=1.0), 5),
 }
 
 
@@ -124,6 +132,34 @@ def test_a_killed_run_resumes_bit_for_bit(kind, tmp_path):
             "checkpoint.safetensors.lock",
         }
         assert not [*folder.glob(".*.tmp")]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # about chains that are too short
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "nuts")) for kind in PARTS])
+def test_a_fit_of_several_parts_that_is_killed_at_any_checkpoint_resumes_bit_for_bit(kind, tmp_path, monkeypatch):
+    """Each run is killed while it writes a checkpoint, until one ends. No checkpoint is written by two runs."""
+    (run, number), folder = PARTS[kind], tmp_path / "run"
+    resumed, written, kills = bt.Checkpoints(folder, resume=True), [], 0
+    write = checkpoint.write_checkpoint
+
+    def write_and_count(path, network, state):
+        written.append((path, state.step))
+        write(path, network, state)
+
+    monkeypatch.setattr(checkpoint, "write_checkpoint", write_and_count)
+    expected = run(tmp_path / "complete")
+
+    def run_killed():
+        os.fsync = kill_at_call(os.fsync, number, signal.SIGKILL)
+        run(resumed)
+
+    while (status := run_in_fork(run_killed)) == -signal.SIGKILL:
+        kills += 1
+    assert status == 0 and kills == (len(written) - 1) // (number - 1)
+    assert are_equal(run(resumed), expected)
+    assert not [*folder.glob("**/.*.tmp")]
+    with pytest.raises(bt.FileError, match="already exists"):
+        run(folder)
 
 
 class Amount:

@@ -163,6 +163,20 @@ def read_checkpoint(path: Path, network: Network) -> Checkpoint:
         return Checkpoint(step, tensors, tuple(map(float, losses)), measured, settings)
 
 
+def resume_checkpoint(
+    checkpoints: Checkpoints | None, network: Network, settings: Mapping[str, Any]
+) -> Checkpoint | None:
+    """Return the checkpoint from which a run with these settings resumes; None if the run starts anew."""
+    if checkpoints is None:
+        return None
+    path, has_checkpoint = checkpoints.prepare()
+    if not has_checkpoint:
+        return None
+    state = read_checkpoint(path, network)
+    check_settings(path, state, settings, checkpoints.changeable)
+    return state
+
+
 def digest_network(network: Network) -> str:
     """Compute a hash of the declaration of a net from its fields; a repr may contain addresses of objects."""
     try:

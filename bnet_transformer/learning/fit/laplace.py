@@ -7,7 +7,7 @@ float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -15,10 +15,12 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.distributed import DistributedContext
+from bnet_transformer._core.files import wrap_read_errors
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
+from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit.approximation import (
     MIN_PROPOSALS,
     Approximation,
@@ -62,7 +64,6 @@ from bnet_transformer.learning.fit.restarts import (
 )
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.symmetries import find_head_symmetries, find_sign_symmetries, share_weights
-from bnet_transformer.learning.training.configs import LoopConfig
 from bnet_transformer.tpm import Codebook
 
 MAX_NEWTON_STEPS = 200
@@ -84,10 +85,15 @@ REWEIGHTED_NOTE = "importance-weighted draws from a Student t distribution at on
 
 
 def to_double(problem: FitProblem) -> FitProblem:
-    """Return the problem in float64, for one process that uses all sentences and writes no checkpoints."""
-    loop = LoopConfig(problem.loop.every, None, problem.loop.progress)
+    """Return the problem in float64, for one process that uses all sentences.
+
+    Under torchrun each process has its own checkpoints, because each computes the same result.
+    """
+    loop, rank = problem.loop, problem.ranks.rank
+    if rank:
+        loop = loop.in_subfolder(f"rank-{rank}")
     ranks = DistributedContext(0, 1, problem.ranks.device)
-    return replace(to_float64(problem), held_out=None, loop=loop, settings={}, ranks=ranks)
+    return replace(to_float64(problem), held_out=None, loop=loop, ranks=ranks)
 
 
 def split_corpus(objective: FitObjective, corpus: Batch) -> list[Batch]:
@@ -98,9 +104,10 @@ def split_corpus(objective: FitObjective, corpus: Batch) -> list[Batch]:
 def find_start(problem: FitProblem, restarts: int, seed: int) -> Fit[Network]:
     """Fit a point in float64 from several starts."""
     objective = problem.objective
-    kind = EM if objective.learned.tables else MAP
+    kind, checkpoints = EM if objective.learned.tables else MAP, problem.loop.checkpoints
     try:
-        return fit_point(replace(problem, seed=seed), kind(restarts=restarts))
+        with checkpoint.lock_checkpoints(checkpoints, problem.ranks.is_main_process):
+            return fit_point(replace(problem, seed=seed), kind(restarts=restarts))
     except BNetError:
         objective.check_possible(problem.corpus, FULL_PASS_SIZE)
         raise
@@ -116,8 +123,11 @@ def randomize(objective: FitObjective, seed: int) -> FitObjective:
 def find_mode(problem: FitProblem, coordinates: Coordinates, restarts: int, seed: int) -> Mode:
     """Find a mode: a point fit from several starts, then Newton steps with the exact Hessian.
 
+    The checkpoint in the subfolder `mode` contains the result of the point fit, or the last Newton step. The point fit
+    has its own checkpoint, in `mode/search`.
+
     Args:
-        problem: The problem of `to_double`.
+        problem: The problem of `to_double`, whose loop has the folder of the checkpoints.
         coordinates: Its coordinates.
         restarts: The number of starts of the point fit.
         seed: The seed of the starts.
@@ -125,23 +135,47 @@ def find_mode(problem: FitProblem, coordinates: Coordinates, restarts: int, seed
     Returns:
         The mode.
     """
-    start = find_start(problem, restarts, seed)
-    parameters = {name: start.network.parameters[name].detach().to(problem.objective.device) for name in start.learned}
-    notes: list[str] = [INTERRUPTED_NOTE]
-    if start.finished:
-        notes = describe_restarts(start.restart_densities, start.bounds[-1] * start.sentences)
-    fields: dict[str, Any] = {"is_finished": start.finished, "search_notes": tuple(notes)}
-    parts = split_corpus(problem.objective, problem.corpus)
-    for part in parts:
-        problem.objective.cache_factors(part)
-    z = coordinates.encode(parameters)
-    if coordinates.size > MAX_COORDINATES:
-        value = float(_evaluate(coordinates, parts, z))
-        return Mode(z, value, math.inf, None, math.nan, **fields)
-    return replace(polish(coordinates, parts, z), **fields)
+    network, device, loop = problem.objective.network, problem.objective.device, problem.loop.in_subfolder("mode")
+    with checkpoint.lock_checkpoints(loop.checkpoints, problem.ranks.is_main_process):
+        state, first, is_finished = checkpoint.resume_checkpoint(loop.checkpoints, network, problem.settings), 0, True
+        if state is None:
+            start = find_start(replace(problem, loop=loop.in_subfolder("search")), restarts, seed)
+            is_finished, density = start.finished, start.bounds[-1] * start.sentences
+            ends = torch.tensor([density, *start.restart_densities], dtype=torch.float64)
+            z = coordinates.encode({k: start.network.parameters[k].detach().to(device) for k in start.learned})
+        else:
+            with wrap_read_errors(loop.checkpoints.create_path(), checkpoint.EXPECTED):  # type: ignore[union-attr]
+                first, ends, z = state.step, state.tensors["mode/ends"], state.tensors["mode/z"].to(device)
+
+        def save(step: int, z: Tensor) -> None:
+            if loop.checkpoints is not None and is_finished:  # an interrupted search resumes from its own checkpoint
+                tensors = {f"net/{name}": value for name, value in network.parameters.items()}
+                tensors |= {"mode/z": z, "mode/ends": ends}
+                state = checkpoint.Checkpoint(step, tensors, (), (), problem.settings)
+                checkpoint.write_checkpoint(loop.checkpoints.create_path(), network, state)
+
+        if state is None:
+            save(0, z)
+        density, *densities = ends.tolist()
+        notes = describe_restarts(densities, density) if is_finished else [INTERRUPTED_NOTE]
+        fields: dict[str, Any] = {"is_finished": is_finished, "search_notes": tuple(notes)}
+        parts = split_corpus(problem.objective, problem.corpus)
+        for part in parts:
+            problem.objective.cache_factors(part)
+        if coordinates.size > MAX_COORDINATES:
+            value = float(_evaluate(coordinates, parts, z))
+            return Mode(z, value, math.inf, None, math.nan, **fields)
+        return replace(polish(coordinates, parts, z, first=first, save=save), **fields)
 
 
-def polish(coordinates: Coordinates, parts: list[Batch], z: Tensor, tolerance: float = STATIONARY) -> Mode:
+def polish(
+    coordinates: Coordinates,
+    parts: list[Batch],
+    z: Tensor,
+    tolerance: float = STATIONARY,
+    first: int = 0,
+    save: Callable[[int, Tensor], None] | None = None,
+) -> Mode:
     """Maximise the log density from a start by Newton steps, and compute the Normal distribution at the mode.
 
     Args:
@@ -149,13 +183,15 @@ def polish(coordinates: Coordinates, parts: list[Batch], z: Tensor, tolerance: f
         parts: The sentences.
         z: The start, `[coordinate]`.
         tolerance: The Newton decrement at which the steps end.
+        first: The number of steps that were taken before, by an interrupted run.
+        save: A function of the number of steps and the point, called after each step; None for none.
     """
     # Newton's method with |eigenvalues| of the exact Hessian: an ascent direction also where the density is not
     # concave (Nocedal and Wright 2006, section 3.4). Backtracking makes the density increase in every step. At a saddle
     # the gradient is 0, so the step follows the direction of the largest positive curvature.
     value, gradient, hessian = evaluate_hessian(coordinates, parts, z)
     decrement = math.inf
-    for _ in range(MAX_NEWTON_STEPS):
+    for step in range(first, MAX_NEWTON_STEPS):
         if not value.isfinite() or not hessian.isfinite().all():
             break
         curvature, axes = torch.linalg.eigh(-hessian)
@@ -171,6 +207,8 @@ def polish(coordinates: Coordinates, parts: list[Batch], z: Tensor, tolerance: f
         if moved is None:
             break
         z = moved
+        if save is not None:
+            save(step + 1, z)
         value, gradient, hessian = evaluate_hessian(coordinates, parts, z)
     if not value.isfinite() or not hessian.isfinite().all():
         expected = "a mode with a finite density and finite second derivatives"

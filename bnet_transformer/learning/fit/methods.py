@@ -108,9 +108,10 @@ def fit(
         learn: The names of the parameters to learn; None for all parameters on which a readout depends.
         missing: True treats a word whose numbers are all NaN as not observed.
         budget: The maximum number of joint states of the choices of a sentence that are summed.
-        every: The number of steps between two evaluations (and checkpoints); None for ten evaluations in a fit.
+        every: The number of steps, or of draws of a chain of NUTS, between two evaluations (and checkpoints); None for
+            ten evaluations in a fit.
         checkpoints: The folder of checkpoints, and whether the fit resumes from one. A path starts a new fit. None
-            writes no checkpoints. Laplace and NUTS have no checkpoints.
+            writes no checkpoints. A killed fit by NUTS repeats at most the warmup of one chain.
         seed: The seed of restarts, minibatches and draws.
         device: The device of the computation; None for the device of the net.
         progress: True shows a progress bar, False none; None shows one only in a terminal.
@@ -133,12 +134,6 @@ def fit(
     """
     config = resolve_method(method)
     loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
-    if isinstance(config, NUTS | Laplace) and checkpoints is not None:
-        expected = "None with method=bt.NUTS: the state of Pyro's sampler cannot be saved"
-        if isinstance(config, Laplace):
-            expected = "None with method=bt.Laplace, which has no checkpoints"
-        hint = "Ctrl-C returns the draws so far, and f.save(path) saves them; MAP, EM and SVI write checkpoints"
-        raise BNetError("checkpoints", expected=expected, hint=hint)
     problem = create_problem(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
     try:
         fitted = _solve(replace(problem, loop=loop), config, resolve_device(device, problem.objective.network))

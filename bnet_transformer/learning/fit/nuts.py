@@ -1,11 +1,15 @@
-"""`nuts`: Pyro's No-U-Turn sampler in coordinates with a fixed gauge; its chains draw in turn, one draw each."""
+"""`nuts`: Pyro's No-U-Turn sampler in coordinates with a fixed gauge.
+
+The warmup runs chain by chain, because its state is private to Pyro: a resumed fit repeats that of one chain. Then the
+chains draw in turn, one draw each, so that after an interrupt all have the same number of draws.
+"""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +19,13 @@ from pyro.infer import NUTS as Kernel
 from torch import Tensor
 
 from bnet_transformer._core.distributed import DistributedContext
+from bnet_transformer._core.files import wrap_read_errors
 from bnet_transformer._core.hashing import derive_seed
 from bnet_transformer._core.torch_context import seed_rngs
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
+from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit.approximation import Approximation, Mode, choose_approximation
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
@@ -53,25 +59,31 @@ class NUTSChain:
     """One chain of NUTS: its random state, its draws after the warmup, and the statistics of each draw.
 
     The chain moves in standard deviations w of the Laplace approximation at the mode that its own random starts found:
-    there the posterior is about Normal(0, 1).
+    there the posterior is about Normal(0, 1). A chain resumes from its checkpoint, in the subfolder `chain-<index>`.
     """
 
     def __init__(
-        self, coordinates: Coordinates, problem: FitProblem, start: ChainStart, warmup: int, index: int
+        self, coordinates: Coordinates, problem: FitProblem, start: ChainStart, method: NUTS, index: int
     ) -> None:
         self.coordinates, self.corpus, (self.mode, self.approximation) = coordinates, problem.corpus, start
-        self.device, self.warmup, self.index = coordinates.device, warmup, index
+        self.device, self.warmup, self.draws, self.index = coordinates.device, method.warmup, method.draws, index
+        self.network, self.settings = problem.objective.network, problem.settings
+        self.loop = problem.loop.in_subfolder(f"chain-{index}")
         self.center = self.mode.z.to(coordinates.dtype)
         self.samples: list[dict[str, Tensor]] = []
         self.statistics: list[tuple[float, ...]] = []
-        self.step = self.num_evaluations = self.num_divergences = 0
+        self.step = self.num_evaluations = self.num_divergences = self.num_kernel_draws = 0
+        state = checkpoint.resume_checkpoint(self.loop.checkpoints, self.network, self.settings)
+        if state is not None:
+            self._restore(state)
+            return
         seed_rngs(derive_seed(problem.seed, "chain", index), self.device)
         self.rng_state = _get_rng_state(self.device)
         self.kernel = Kernel(potential_fn=self._potential)
         with self._use_rng_state():
             self.w = {SITE: self._init()}
             self.kernel.initial_params = self.w
-            self.kernel.setup(warmup)
+            self.kernel.setup(self.warmup)
 
     def _init(self) -> Tensor:
         """Draw the start from the Laplace approximation, with a finite density; near the mode without one."""
@@ -89,17 +101,24 @@ class NUTSChain:
         )
 
     def advance(self) -> None:
-        """Run one step of the warmup, or one draw."""
+        """Run one step of the warmup, or one draw. Write a checkpoint after the warmup, and at an evaluation step."""
         # Pyro exposes the acceptance rate only as a private running mean m. That of draw n is n m_n - (n - 1) m_(n-1).
         before, mean = self.num_evaluations, self.kernel._mean_accept_prob
         with self._use_rng_state():
             self.w = self.kernel.sample(self.w)
         self.step += 1
+        if self.step > self.warmup:
+            self._record(self.num_evaluations - before, mean)
         count = self.step - self.warmup
-        if count <= 0:
-            return
-        steps = self.num_evaluations - before
-        mean = mean if count > 1 else 0.0
+        if count == 0 or (count > 0 and self.loop.is_evaluation_step(count, self.draws)):
+            # Also without checkpoints, so that a resumed fit equals an uninterrupted one bit for bit.
+            self._replace_kernel(float(self.kernel.step_size), self.kernel.inverse_mass_matrix[SITE,])
+            self._save()
+
+    def _record(self, steps: int, mean: float) -> None:
+        """Store the current state as a draw, with the statistics of its number of leapfrog steps and mean before."""
+        self.num_kernel_draws += 1
+        count = self.num_kernel_draws
         acceptance = min(1.0, max(0.0, mean + count * (self.kernel._mean_accept_prob - mean)))
         divergences = len(self.kernel.diagnostics()["divergences"])
         diverging, self.num_divergences = float(divergences > self.num_divergences), divergences
@@ -107,6 +126,45 @@ class NUTSChain:
         self.statistics.append((diverging, acceptance, steps, depth, float(self.kernel.step_size), self.log_density()))
         with self._use_rng_state():
             self.samples.append(self.parameters())
+
+    def _replace_kernel(self, step_size: float, inverse_mass: Tensor) -> None:
+        """Continue with a new kernel that does not adapt.
+
+        After the warmup, the state, the random state, the step size and the mass matrix determine all further draws.
+        They are public in Pyro; its sums over draws start at 0 in the new kernel.
+        """
+        self.w = {SITE: self.w[SITE].detach()}
+        options = {"step_size": step_size, "adapt_step_size": False, "adapt_mass_matrix": False}
+        self.kernel = Kernel(potential_fn=self._potential, **options)
+        self.kernel.initial_params = self.w
+        self.kernel.setup(0)
+        self.kernel.mass_matrix_adapter.inverse_mass_matrix = {(SITE,): inverse_mass}
+        self.num_divergences = self.num_kernel_draws = 0
+
+    def _save(self) -> None:
+        """Write the checkpoint of the chain. The current kernel must be new."""
+        if self.loop.checkpoints is None:
+            return
+        tensors = {f"net/{name}": value for name, value in self.network.parameters.items()}
+        tensors |= {f"rng/{k}": state for k, state in enumerate(self.rng_state)}
+        tensors |= {f"samples/{k}": torch.stack([draw[k] for draw in self.samples]) for k in (self.samples or [{}])[0]}
+        tensors["chain/statistics"] = torch.tensor(self.statistics, dtype=torch.float64).reshape(-1, len(STATISTICS))
+        tensors["chain/step_size"] = torch.tensor(float(self.kernel.step_size), dtype=torch.float64)
+        tensors |= {"chain/w": self.w[SITE], "chain/inverse_mass": self.kernel.inverse_mass_matrix[SITE,]}
+        state = checkpoint.Checkpoint(self.step, tensors, (), (), self.settings)
+        checkpoint.write_checkpoint(self.loop.checkpoints.create_path(), self.network, state)
+
+    def _restore(self, state: checkpoint.Checkpoint) -> None:
+        """Load the state of a checkpoint."""
+        assert self.loop.checkpoints is not None
+        with wrap_read_errors(self.loop.checkpoints.create_path(), checkpoint.EXPECTED):
+            chain = {name: value.to(self.device) for name, value in state.get_tensors("chain").items()}
+            samples = {name: value.to(self.device) for name, value in state.get_tensors("samples").items()}
+            self.rng_state = [state.tensors[f"rng/{k}"] for k in range(1 + (self.device.type == "cuda"))]
+            self.statistics = [tuple(row) for row in chain["statistics"].tolist()]
+            self.samples = [{k: value[n] for k, value in samples.items()} for n in range(len(self.statistics))]
+            self.step, self.w = state.step, {SITE: chain["w"]}
+            self._replace_kernel(float(chain["step_size"]), chain["inverse_mass"])
 
     def log_density(self) -> float:
         """Return the log density of the current state, in the coordinates."""
@@ -155,17 +213,17 @@ def find_chain_starts(problem: FitProblem, numbers: list[int]) -> tuple[Coordina
     Separate starts let R-hat detect modes that the chains do not connect (Gelman and Rubin 1992). Only the first chain
     also starts at the parameters of the net.
     """
-    double = to_double(problem)
-    double = replace(double, loop=replace(double.loop, progress=False))
+    double, loop = to_double(problem), replace(problem.loop, progress=False)
     coordinates, starts = Coordinates(double.objective, double.corpus), list[ChainStart]()
     chain_coordinates = Coordinates(problem.objective, problem.corpus)
     for number in numbers:
         if starts and not starts[-1][0].is_finished:  # Ctrl-C
             starts.append(starts[-1])
             continue
-        seed, start = derive_seed(problem.seed, "mode of chain", number), double
+        seed = derive_seed(problem.seed, "mode of chain", number)
+        start = replace(double, loop=loop.in_subfolder(f"chain-{number}"))
         if number:
-            start = replace(double, objective=randomize(double.objective, seed))
+            start = replace(start, objective=randomize(double.objective, seed))
         mode = find_mode(start, coordinates, CHAIN_RESTARTS, seed)
         approximation = None
         if mode.root is not None:
@@ -221,7 +279,7 @@ def _move_start(start: ChainStart, device: torch.device, coordinates: Coordinate
 
 
 def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
-    """Fit by NUTS. The chains draw in turn, so after an interrupt all have the same number of draws.
+    """Fit by NUTS. After an interrupt all chains have the same number of draws.
 
     Under torchrun the chains are distributed over the ranks; each chain uses all sentences.
 
@@ -257,24 +315,50 @@ def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], boo
     """Run the chains of this rank; also return whether they finished, and notes on their starts."""
     ranks = problem.ranks
     problem.objective.cache_factors(problem.corpus)
-    steps, done, numbers = method.warmup + method.draws, 0, list(ranks.shard(range(method.chains)))
-    with pyro.validation_enabled(False), warnings.catch_warnings(), defer_interrupt() as interrupts:
+    steps, numbers = method.warmup + method.draws, list(ranks.shard(range(method.chains)))
+    with (
+        pyro.validation_enabled(False),
+        warnings.catch_warnings(),
+        defer_interrupt() as interrupts,
+        ExitStack() as stack,
+    ):
         warnings.simplefilter("ignore", UserWarning)  # warnings of Pyro about deprecated functions of torch
         coordinates, starts = find_chain_starts(problem, numbers)
         starts, notes = replace_poor_starts(starts, numbers, coordinates, ranks)
         stop = ranks.any(not all(mode.is_finished for mode, _ in starts))
+        for number in numbers:
+            stack.enter_context(
+                checkpoint.lock_checkpoints(problem.loop.in_subfolder(f"chain-{number}").checkpoints, True)
+            )
         pairs = zip(numbers, starts, strict=True)
-        chains = [NUTSChain(coordinates, problem, start, method.warmup, number) for number, start in pairs]
-        with problem.loop.progress_bar(ranks, steps, 0, "draw") as bar:
-            while done < steps and not stop:
-                for chain in chains:
+        chains = [NUTSChain(coordinates, problem, start, method, number) for number, start in pairs]
+        rounds = _schedule_rounds(chains, method, ranks)
+        with problem.loop.progress_bar(ranks, len(rounds), 0, "draw") as bar:
+            for members in rounds:
+                if stop:
+                    break
+                for chain in members:
                     chain.advance()
-                done += 1
                 stop = ranks.any(bool(interrupts))
                 bar.update()
-                bar.set_postfix(phase="warmup" if done <= method.warmup else "draws", refresh=False)
+                is_warmup = any(chain.step <= method.warmup for chain in chains)
+                bar.set_postfix(phase="warmup" if is_warmup else "draws", refresh=False)
             bar.refresh()  # so that a short fit also shows its last state
-    return chains, done == steps, notes
+        is_finished = not ranks.any(any(chain.step < steps for chain in chains))
+    return chains, is_finished, notes
+
+
+def _schedule_rounds(chains: list[NUTSChain], method: NUTS, ranks: DistributedContext) -> list[list[NUTSChain]]:
+    """Return the chains of this rank that take a step in each round: one in the warmup, then all.
+
+    All ranks have the same number of rounds, because they communicate after each. A resumed chain waits for the others.
+    """
+    warmups = [[chain] for chain in chains for _ in range(chain.step, method.warmup)]
+    first = min(max(chain.step, method.warmup) for chain in chains)
+    counts = ranks.all_gather_object((len(warmups), first))
+    warmups += [[]] * (max(count for count, _ in counts) - len(warmups))
+    steps = range(min(first for _, first in counts), method.warmup + method.draws)
+    return warmups + [[chain for chain in chains if chain.step <= step] for step in steps]
 
 
 def _describe_starts(chains: list[NUTSChain], ranks: DistributedContext) -> tuple[str, ...]:
@@ -311,9 +395,11 @@ def _gather_chains(
         local[chain.index] = draws, torch.tensor(chain.statistics, dtype=torch.float64), chain.log_density(), current
     by_number = {number: chain for part in ranks.all_gather_object(local) for number, chain in part.items()}
     ordered = [by_number[number] for number in range(count)]
+    shortest = min(len(rows) for _, rows, *_ in ordered)  # resumed chains can differ when Ctrl-C stops them
     _, _, _, best = max(ordered, key=lambda chain: chain[2])
 
     def to_device(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.to(ranks.device) for name, value in values.items()}
 
-    return [to_device(draws) for draws, *_ in ordered if draws], [rows for _, rows, *_ in ordered], to_device(best)
+    draws_by_chain = [to_device({name: value[:shortest] for name, value in draws.items()}) for draws, *_ in ordered]
+    return draws_by_chain if shortest else [], [rows[:shortest] for _, rows, *_ in ordered], to_device(best)

@@ -526,9 +526,7 @@ def _continue_on_all(
     if options.inner is None or objective.learned.weights:
         final_options = replace(final_options, rate=options.rate * FINAL_RATE_FACTOR)
     settings = {"again": "with all sentences", "parameters": compute_digest(network.parameters)}
-    loop = problem.loop
-    if loop.checkpoints is not None:
-        loop = replace(loop, checkpoints=replace(loop.checkpoints, folder=Path(loop.checkpoints.folder) / "all"))
+    loop = problem.loop.in_subfolder("all")
     problem = replace(problem, objective=final_objective, loop=loop, settings={**problem.settings, **settings})
     optimizer = AdamOptimizer(problem, final_options)
     with checkpoint.lock_checkpoints(loop.checkpoints, ranks.is_main_process):

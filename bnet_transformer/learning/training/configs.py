@@ -7,7 +7,8 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -202,6 +203,12 @@ class LoopConfig:
     def shared_settings(self) -> tuple[object, ...]:
         """The settings that must be equal on all ranks, because the ranks wait for each other at an evaluation."""
         return self.every, None if self.checkpoints is None else self.checkpoints.resume
+
+    def in_subfolder(self, name: str) -> LoopConfig:
+        """Return the config of a part of the run, whose checkpoints are in a subfolder."""
+        if self.checkpoints is None:
+            return self
+        return replace(self, checkpoints=replace(self.checkpoints, folder=Path(self.checkpoints.folder) / name))
 
     @property
     def has_checkpoint(self) -> bool:
