@@ -413,6 +413,16 @@ def test_chains_that_ctrl_c_stopped_keep_their_draws(when, tmp_path, monkeypatch
     )
 
 
+def test_a_chain_that_continues_with_new_kernels_draws_as_one_kernel_of_pyro(monkeypatch):
+    net = mixture()
+    data, options = draw_xy(net), {"learn": ["c.logits"], "warmup": 25}  # Pyro adapts the mass matrix from 20 steps on
+    f = fit_nuts(net, data, every=1, **options)
+    monkeypatch.setattr(NUTSChain, "_replace_kernel", lambda *options: None)
+    one = fit_nuts(net, data, **options)
+    assert f.samples["c.logits"].equal(one.samples["c.logits"]) and f.divergent == one.divergent
+    torch.testing.assert_close(f.statistics, one.statistics)
+
+
 @ARVIZ
 def test_sampler_statistics_of_nuts_are_in_arviz_and_in_the_file(tmp_path):
     net = mixture()
