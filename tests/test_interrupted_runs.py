@@ -88,10 +88,11 @@ RUNS = {
     "em": make_fit(bt.EM(steps=8, inner=2)),
     "svi": make_fit(bt.SVI(steps=8, draws=3), spread=1.0),
 }
-# Fits of several parts, each with its own checkpoint, and the number of the checkpoint at which a run is killed.
+# Fits of several parts, most with their own checkpoints, and the number of the checkpoint at which a run is killed.
 PARTS = {
     "nuts": (make_fit(bt.NUTS(chains=1, warmup=2, draws=2), spread=1.0, learn=["c.logits"]), 5),
     "nuts of weights": (make_fit(bt.NUTS(chains=3, warmup=25, draws=4), spread=1.0, learn=["W_v_0.values"]), 3),
+    "em by second-order steps": (make_fit(bt.EM(steps=40, restarts=4, optimizer="second-order"), spread=1.0), 5),
     "laplace": (make_fit(bt.Laplace(draws=5, restarts=2), spread=1.0), 3),
     "svi with a Normal guide": (make_fit(bt.SVI(steps=4, draws=3, guide="full-rank"), spread=1.0), 5),
 }

@@ -166,7 +166,12 @@ class SecondOrderOptimizer(RestartOptimizer):
     @property
     def _histories(self) -> dict[str, dict[int, float]]:
         """The numbers of each restart that a checkpoint contains."""
-        return {"log_density": self.log_density, "done": self.done, "last_density": self._last_density}
+        return {
+            "log_density": self.log_density,
+            "done": self.done,
+            "last_density": self._last_density,
+            "gains": self._gains,
+        }
 
     def snapshot(self) -> checkpoint.Checkpoint:
         """Create a checkpoint of the current state."""
