@@ -72,6 +72,12 @@ def test_posterior_prints_and_writes_its_rows(tiny, folder):
     assert (folder / "a.csv").read_text() == (folder / "b.csv").read_text() and len(pd.read_csv("c1.csv")) == 3
 
 
+@pytest.mark.parametrize("state", ["١", "²", "+1", "1_0"])
+def test_a_state_or_the_index_of_a_word_is_ascii_digits(folder, state):
+    assert_line(run("ask", "posterior", "c", TEXTS[0], "--given", f"c={state}"), "c: expected")
+    assert_line(run("ask", "reads", TEXTS[0], "--word", state), "expected a word")
+
+
 def test_words_that_are_numbers_and_vectors_can_be_observed(folder):
     net = bt.bayesuvius(2, vocabulary=["zero", "7", "cat"], observe=bt.tpm.Categorical(3), seed=3)
     net.save("net.safetensors")

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
+from bnet_transformer._core.checks import is_integer, parse_float
 
 WORDS = ["the", "cat", "sat"]
 TEXTS = ["the cat sat", "sat the cat"]
@@ -381,3 +382,17 @@ def test_any_value_of_any_argument_is_answered_or_refused(data):
         function(**{**args, **changed})
     except bt.BNetError as error:
         assert 0 < len(str(error)) < 2000
+
+
+@given(
+    st.text(st.sampled_from("01²١+-_. eE") | st.characters(), max_size=6)
+    | st.integers().map(str)
+    | st.floats().map(str)
+)
+def test_a_state_is_ascii_digits_and_a_number_has_no_other_characters(text):
+    assert is_integer(text) == (text != "" and set(text) <= set("0123456789"))
+    try:
+        expected = float(text) if set(text) <= set("0123456789+-.eE") else None
+    except ValueError:
+        expected = None
+    assert parse_float(text) == (None if expected in (float("inf"), float("-inf")) else expected)

@@ -301,6 +301,7 @@ REJECTED = [
     ({"evidence": {"y_1": [1]}}, "index of a state"),
     ({"evidence": {"y_1": "zebra"}}, "zebra"),
     ({"evidence": {"y_9": 1}}, "y_9"),
+    *(({"evidence": {"y_1": text}}, "y_1") for text in ("١", "²", "+1", "1_0", " 1", "1 ", "1.0")),
     ({"posterior": ["x_1_1"]}, "discrete"),
     ({"contributions": {"node": "y_2", "of": ["a", "cat", "sat"]}}, "two states"),
 ]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
 from bnet_transformer.errors import BNetError, unknown_name_error
+
+FLOAT_PATTERN = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
 def check_names(subject: str, given: Iterable[str], names: Collection[str]) -> None:
@@ -28,6 +32,20 @@ def check_int(subject: str, value: object, *, minimum: int = 1) -> int:
         bound = "" if number is None or number < minimum else ", below 2^1024"
         raise BNetError(subject, expected=f"an integer of at least {minimum}{bound}", actual=value)
     return number
+
+
+def is_integer(text: str) -> bool:
+    """Whether a text is a nonnegative integer in ASCII digits, of no more digits than `int` accepts (4300 by default).
+
+    `int` also accepts digits of other scripts, signs, spaces and underscores, which can be words of a vocabulary.
+    """
+    return text.isascii() and text.isdigit() and len(text) <= 1000
+
+
+def parse_float(text: str) -> float | None:
+    """The finite number of a text in ASCII, such as `-1.5e3`; None for other texts, such as `nan` and `1_0`."""
+    number = float(text) if FLOAT_PATTERN.fullmatch(text) else math.nan
+    return number if math.isfinite(number) else None
 
 
 def resolve_index(subject: str, value: object, count: int) -> int:

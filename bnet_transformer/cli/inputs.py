@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from bnet_transformer._core.checks import is_integer, parse_float
 from bnet_transformer._core.tokens import as_labels
-from bnet_transformer.cli.signatures import is_integer
 from bnet_transformer.errors import BNetError, FileError
 
 if TYPE_CHECKING:
@@ -212,11 +211,8 @@ def parse_value(text: str, *, is_intervention: bool) -> object:
         return text[1:-1]
     if is_integer(text):
         return int(text)
-    try:
-        numbers = [float(part) for part in text.removesuffix(",").split(",")]
-    except ValueError:
-        return text
-    if not all(map(math.isfinite, numbers)):  # nan and inf are treated as words
+    numbers = [parse_float(part.strip()) for part in text.removesuffix(",").split(",")]
+    if None in numbers:  # nan and inf are treated as words
         return text
     return numbers if "," in text else numbers[0]
 

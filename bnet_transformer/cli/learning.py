@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from bnet_transformer._core.checks import is_integer
 from bnet_transformer.cli import inputs
 from bnet_transformer.cli.errors import Interrupted
 from bnet_transformer.cli.inputs import TextSource
 from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, format_table, make_plotter
-from bnet_transformer.cli.signatures import ApiOptions, SignatureCommand, is_integer
+from bnet_transformer.cli.signatures import ApiOptions, SignatureCommand
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:

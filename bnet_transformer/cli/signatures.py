@@ -19,6 +19,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
+from bnet_transformer._core.checks import is_integer
 from bnet_transformer.errors import BNetError
 
 Count = int  # in an annotation: an integer of at least 1
@@ -71,11 +72,6 @@ FILE_NAME_TYPES = {
     "out": FileName(),
     **dict.fromkeys(("model", "models"), FileName("tiny", "minilm", "smollm2")),
 }
-
-
-def is_integer(text: str) -> bool:
-    """Whether a text is a nonnegative integer, of no more digits than `int` accepts (4300 by default)."""
-    return text.isdecimal() and len(text) <= 1000
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from bnet_transformer._core.checks import check_float, check_int
+from bnet_transformer._core.checks import check_float, check_int, is_integer
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.errors import BNetError, format_value
 from bnet_transformer.tpm import Patches, Rotary
@@ -84,7 +84,7 @@ def config_to_labels(config: Config) -> tuple[str, ...]:
     labels = config.get("id2label") or {k: f"LABEL_{k}" for k in range(count)}
     if not isinstance(labels, Mapping):
         raise BNetError("id2label of the config", expected="a mapping from numbers to labels", actual=labels)
-    is_numbered = all(str(k).isdecimal() and len(str(k)) < 10 for k in labels)
+    is_numbered = all(is_integer(str(k)) for k in labels)
     by_id = {int(k): str(label) for k, label in labels.items()} if is_numbered else {}
     if not by_id or sorted(by_id) != list(range(len(labels))):
         raise BNetError("id2label of the config", expected="labels for 0, 1, 2, ...", actual=labels)

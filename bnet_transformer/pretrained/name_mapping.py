@@ -50,7 +50,7 @@ POST_INPUT_PARTS = {
 PRE_INPUT_PARTS = {**INPUT_PARTS, "add1": "norm2", "x": "norm"}
 CROSS_INPUT_PARTS = {"add1": "cross_norm", "cross_add": "norm2"}  # for pre-norm slices with cross attention
 STACK_PREFIXES = {"": "", "enc": "encoder_", "dec": "decoder_"}  # prefixes of the tensors that a model returns
-TENSOR_PATTERN = re.compile(r"(?P<tensor>\w*(?:states|attentions)\[\d+\]|[\w.]+)(?:\[(?P<index>[^\]]*)\])?")
+TENSOR_PATTERN = re.compile(r"(?P<tensor>\w*(?:states|attentions)\[\d+\]|[\w.]+)(?:\[(?P<index>[^\]]*)\])?", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from bnet_transformer._core.checks import is_integer
 from bnet_transformer.figures.labels import escape_invisible
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Guard:
             state = "wrong" if any(value.partition(" ")[2].strip() for value in values) else "missing"
             return 401, f"the token is {state}: open the address that the server printed"
         lengths = headers.get("content-length", [])
-        if any(not length.isdecimal() or len(length) > 18 or int(length) > self.max_body for length in lengths):
+        if any(not is_integer(length) or int(length) > self.max_body for length in lengths):
             return 413, self._describe_limit()
         return 0, ""
 

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import takewhile
 
 from bnet_transformer._core.cancellation import check_cancelled
+from bnet_transformer._core.checks import is_integer, parse_float
 from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer.bnet import BNet
 from bnet_transformer.data.encode import split_stack_texts
@@ -233,10 +234,9 @@ def parse_state(sentence: Sentence, name: str, value: str | int) -> object:
     spec = state.model.spec(node)
     if spec.tpm.kind == "discrete" or spec.tpm.is_index_valued:
         labels = state.labels(node)
-        is_index = value.isdecimal() and len(value) < 10 and (labels is None or value not in labels)
+        is_index = is_integer(value) and (labels is None or value not in labels)
         return int(value) if is_index else value
-    try:
-        numbers = [float(part) for part in value.split(",")]
-    except ValueError:
+    numbers = [parse_float(part.strip()) for part in value.split(",")]
+    if None in numbers:
         return value
     return numbers if spec.shape else numbers[0]
