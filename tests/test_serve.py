@@ -33,7 +33,7 @@ from starlette.testclient import TestClient
 
 from bnet_transformer.serve.app import create_app
 from bnet_transformer.serve.jobs import JobQueue
-from tests.live_server import build_decoder, build_selector, run_live_server
+from tests.live_server import WORDS, build_decoder, build_selector, run_live_server
 
 TEXT, OTHER = "the cat sat", "the dog sat"
 TOKEN, HOST = "secret-token", "127.0.0.1:8765"
@@ -294,6 +294,7 @@ REJECTED = [
     ({"steps": [{"do": [["nobody", {"set": "zero"}]]}]}, "nobody"),
     ({"steps": [{"do": [["x_1_0", {"set": "eval"}]]}]}, "setting"),
     ({"steps": [{"do": [["x_1_0", "zero"]]}]}, "message"),
+    ({"steps": [{"do": [["x_1_0", {"set": "node", "from": "x_1_0"}]]}]}, "another node"),
     ({"steps": [{"do": [["x_1_0", {"set": "other"}]]}]}, "another sentence"),
     ({"steps": [{"undo": ["x_1_0"]}]}, "undo"),
     ({"steps": [{"undo": [["x_1_0"]]}]}, "known name"),
@@ -324,6 +325,8 @@ def test_bad_input_is_one_clear_error(source, fields, match):
         ({"other": OTHER, "patch": {"node": "x_2_2", "of": ["cat"]}}, "no states"),
         ({"other": OTHER, "patch": {"node": "x_2_0"}}, "differs"),
         ({"other": OTHER, "roles": "nobody"}, "nobody"),
+        ({"other": OTHER, "patch": {"node": "y_2", "of": ["dog", "dog"]}}, "two different states"),
+        ({"other": OTHER, "patch": {"node": "y_2", "of": ["dog", str(WORDS.index("dog"))]}}, "two different states"),
     ],
 )
 def test_a_patch_that_cannot_be_computed_is_one_clear_error(source, fields, match):

@@ -189,6 +189,15 @@ def test_maps_of_words_that_do_not_fit():
     assert float(fixed.effects.nan_to_num().abs().max()) > 0
 
 
+def test_the_difference_of_a_state_and_itself_is_no_metric():
+    clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3)), 2)
+    for states in [(1, 1), (torch.tensor(1), 1), ([0, 2], [0, 2]), ([1, 1], 1)]:
+        for node in ("y_2", "y"):
+            assert "two different states" in get_refusal(bt.sweep, clean, corrupt, metric={node: states}), states
+    one_differs = bt.sweep(clean, corrupt, metric={"y_2": ([0, 2], [0, 1])})
+    assert [bool(value) for value in one_differs.corrupt] == [False, True]
+
+
 def test_stacks_have_separate_maps():
     clean, corrupt = make_pair(get_case("encoder-decoder"))
     stacks = list(corrupt.ground.word_counts)

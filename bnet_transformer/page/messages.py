@@ -86,4 +86,6 @@ def _get_value(sentence: Any, name: str, setting: Mapping[str, object], get_othe
         raise BNetError(name, expected="another sentence to patch from", actual="none", hint="Enter its words first")
     if kind == "other" and get_other is not None:
         return get_other()
+    if kind == "node" and setting.get("from") == name:
+        raise BNetError(name, expected="the name of another node, whose value is patched in", actual=name)
     return Zero() if kind == "zero" else sentence[setting.get("from")]

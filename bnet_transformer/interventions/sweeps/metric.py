@@ -236,6 +236,9 @@ def _parse_metric_mapping(examples: Examples, mapping: Mapping[Any, Any]) -> Met
             f"metric of {name}", expected="a state, or a tuple of two states", actual=f"{len(value)} states"
         )
     sides = [{node: _parse_states(examples, node, item) for node in nodes} for item in _list_sides(value)]
+    if is_pair and all(torch.equal(sides[0][node], sides[1][node]) for node in nodes):
+        hint = "The difference of a state and itself is 0 in every run"
+        raise BNetError(f"metric of {name}", expected="two different states", actual=value, hint=hint)
 
     def gather_log_probs(outcomes: Mapping[int, Tensor]) -> Tensor:
         def gather(node: int, states: Tensor) -> Tensor:
