@@ -33,7 +33,7 @@ IMPORTERS = {
     "gguf": {"pretrained/gguf_file.py"},
     "pyarrow": {"bridges/parquet.py"},
     "starlette": {"serve/app.py"},
-    "uvicorn": {"serve/app.py", "serve/server.py"},
+    "uvicorn": {"serve/app.py", "serve/connections.py", "serve/server.py"},
 }
 
 

@@ -22,6 +22,7 @@ from bnet_transformer._core.cancellation import Cancelled, check_cancelled
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.interventions import Zero
 from bnet_transformer.page.description import PageOptions, describe_sentence
+from bnet_transformer.page.render import bundle_script
 from bnet_transformer.serve.answers import compute_lens, compute_patch, describe_page
 from bnet_transformer.serve.page_state import Limits, parse_page_state
 from bnet_transformer.serve.sentences import SentenceSource
@@ -662,6 +663,101 @@ def read_memory():
 
 
 BODY = json.dumps({"tab": "tab", "state": {"model": "decoder", "text": TEXT}}).encode()
+
+
+def is_dropped(connection):
+    """Whether the server ends a connection; the rest of an answer is read before."""
+    with contextlib.suppress(ConnectionError):
+        while connection.recv(2**20):
+            pass
+    return True  # otherwise `recv` raises TimeoutError
+
+
+def send_bytes(connection, data):
+    """Send a byte from time to time, until the server ends the connection."""
+    with contextlib.suppress(ConnectionError):
+        for byte in data:
+            connection.sendall(bytes([byte]))
+            time.sleep(0.01)
+        pytest.fail("the server received all bytes")
+
+
+def test_a_request_that_does_not_arrive_in_time_ends_its_connection(caplog):
+    """Its head or its body is sent a byte at a time, or stalls, also after another request of the connection."""
+    with run_live_server(MODELS, Limits(transfer_seconds=0.4)) as url:
+        for first in (b"", b"GET / HTTP/1.1\r\nHost: %s\r\n\r\n"):
+            for stalled in (b"", b"POST /api/page HTTP/1.1\r\nHost:", build_request(url, 0, b"{", 500)):
+                connection, port = connect(url)
+                with connection:
+                    connection.sendall(first.replace(b"%s", f"127.0.0.1:{port}".encode()))
+                    connection.sendall(stalled.replace(b"127.0.0.1:0", f"127.0.0.1:{port}".encode()))
+                    assert is_dropped(connection)
+        connection, port = connect(url)
+        with connection:
+            send_bytes(connection, build_request(url, port, BODY * 20))
+        connection, port = connect(url)
+        with connection:
+            connection.sendall(build_request(url, port, b"", 5000))
+            send_bytes(connection, b"x" * 5000)
+        connection, port = connect(url)
+        with connection:
+            connection.sendall(build_request(url, port, BODY))
+            assert receive_status(connection) == 200
+
+
+def test_the_computation_of_an_answer_may_take_longer_than_its_transfer():
+    def load():
+        time.sleep(0.5)
+        return build_decoder()
+
+    with run_live_server({"decoder": load}, Limits(transfer_seconds=0.1)) as url:
+        connection, port = connect(url)
+        with connection:
+            connection.sendall(build_request(url, port, BODY))
+            assert receive_status(connection) == 200
+
+
+@pytest.mark.slow
+def test_an_answer_that_is_not_read_ends_its_connection_and_one_that_is_read_slowly_does_not():
+    with run_live_server(MODELS, Limits(transfer_seconds=1)) as url:
+        connection, port = connect(url)
+        request = f"GET /serve.js HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
+        total = 100 * len(bundle_script("serve"))  # more than the buffers of both sockets
+        with connection:
+            connection.sendall(request * 100)
+            time.sleep(2.5)
+            received = 0
+            with contextlib.suppress(ConnectionError):
+                while part := connection.recv(2**20):
+                    received += len(part)
+            assert received < total / 2
+        connection, port = connect(url)
+        with connection:
+            connection.sendall(request * 100)
+            received = reads = 0
+            while received < total:
+                part = connection.recv(2**20)
+                assert part
+                received, reads = received + len(part), reads + 1
+                if reads < 20:
+                    time.sleep(0.1)  # 2 seconds in total
+
+
+def test_connections_above_the_limit_are_closed_and_the_others_are_answered():
+    with run_live_server(MODELS, Limits(connections=3)) as url:
+        connections = [connect(url) for _ in range(3)]
+        for _ in range(5):
+            extra, _ = connect(url)
+            with extra:
+                assert is_dropped(extra)
+        for connection, port in connections:
+            connection.sendall(build_request(url, port, BODY))
+            assert receive_status(connection) == 200
+            connection.close()
+        connection, port = connect(url)
+        with connection:
+            connection.sendall(build_request(url, port, BODY))
+            assert receive_status(connection) == 200
 
 
 @pytest.mark.slow

@@ -25,6 +25,9 @@ class Limits:
         sentences: The number of sentences whose values are kept for the next request.
         threads: The number of answers that are computed at the same time.
         jobs: The maximum number of requests that run or wait.
+        connections: The maximum number of connections.
+        transfer_seconds: The maximum number of seconds in which a request arrives, and in which a client reads no part
+            of an answer.
     """
 
     words: int = 256
@@ -34,6 +37,8 @@ class Limits:
     sentences: int = 6
     threads: int = 4
     jobs: int = 64
+    connections: int = 100
+    transfer_seconds: float = 30
 
 
 @dataclass(frozen=True)

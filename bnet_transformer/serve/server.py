@@ -9,7 +9,8 @@ import threading
 import webbrowser
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -30,6 +31,8 @@ def open_socket(port: int) -> socket.socket:
     listener = socket.socket()
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections inherit this size. In a larger buffer the system would hide that a client reads slowly.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**17)
         listener.bind((ADDRESS, port))
         listener.listen()  # from now on a browser can connect
     except (OSError, OverflowError) as error:
@@ -54,11 +57,13 @@ def build_server(
     """
     import uvicorn
 
+    from bnet_transformer.serve.connections import LimitedProtocol
+
     port, token = listener.getsockname()[1], secrets.token_urlsafe(24)
     app = create_app(models, token=token, hosts=[f"{name}:{port}" for name in (ADDRESS, "localhost")], limits=limits)
     config = uvicorn.Config(
         app,
-        http="h11",
+        http=cast(Any, partial(LimitedProtocol, limits=limits)),  # uvicorn only calls it
         ws="none",
         timeout_graceful_shutdown=1,
         access_log=False,  # an address can have the token
