@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 from click.testing import CliRunner
 from hypothesis import given, strategies as st
 
@@ -249,6 +251,27 @@ def test_explore_opens_a_browser(tmp_path, monkeypatch):
     result = run("explore", "the cat", "--open")
     assert result.exit_code == 0 and "no browser was found. Open " in result.stderr
     assert opened[1].startswith("file:///") and "<html" in Path(opened[1].removeprefix("file://")).read_text()
+
+
+def test_serve_reports_a_text_that_names_no_model_before_it_starts(tmp_path, monkeypatch):
+    pytest.importorskip("uvicorn")
+
+    def start(models, **_):
+        raise SystemExit(len(models))
+
+    monkeypatch.setattr("bnet_transformer.serve.server.run_server", start)
+    net = bt.bayesuvius(2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
+    net.save(tmp_path / "net")
+    bt.fit(net, [("the cat", [0, 1])], method=bt.MAP(steps=1)).save(tmp_path / "fit.safetensors")
+    torch.save({}, tmp_path / "net.pt")
+    safetensors.torch.save_file({"W": torch.zeros(1)}, tmp_path / "weights.safetensors")
+    (tmp_path / "cut").write_bytes((tmp_path / "net").read_bytes()[:60])
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "empty").mkdir()
+    assert run("serve", "tiny", tmp_path / "net", tmp_path / "fit.safetensors", "someone/some-net").exit_code == 4
+    files = [tmp_path / name for name in ("net.pt", "weights.safetensors", "cut", "model.gguf", "empty", "none")]
+    for model in ["/etc/passwd", "https://huggingface.co/gpt2", "~/net", "", "./none", "none.gguf", *files]:
+        assert_line(run("serve", "tiny", model), "expected")
 
 
 COMPLETED = [

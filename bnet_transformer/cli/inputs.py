@@ -138,18 +138,32 @@ def load_model(model: str) -> BNet:
 
 
 def check_model(model: str) -> None:
-    """Raise the error of `load_model` for a path at which there is no model, without loading its weights.
+    """Raise the error of `load_model` for a text that names no model, without loading weights.
 
-    The id of a model of the hub is not checked, because this can require the network.
+    Of a model of the hub only the form of its id is checked, because other checks can require the network.
     """
-    from bnet_transformer.pretrained.source import PACKAGES, find_package_path, folder_to_source
+    from bnet_transformer._core.files import open_safetensors, read_header
+    from bnet_transformer._core.saved_results import is_result
+    from bnet_transformer.declare import io
+    from bnet_transformer.learning.fit.result import is_fit
+    from bnet_transformer.pretrained.gguf_file import gguf_to_source, is_gguf
+    from bnet_transformer.pretrained.source import PACKAGES, check_hub_id, find_package_path, folder_to_source
 
+    path = Path(model)
     if model in PACKAGES:
         find_package_path(model)
     elif os.path.isdir(model):
-        folder_to_source(Path(model))
-    elif (model.endswith((".safetensors", ".gguf")) or model.startswith((".", "/"))) and not os.path.isfile(model):
+        folder_to_source(path)
+    elif os.path.isfile(model) and is_gguf(path):
+        gguf_to_source(path, has_tokenizer=True)
+    elif os.path.isfile(model):
+        if not is_result(path) and not is_fit(path):
+            with open_safetensors(path, io.EXPECTED) as file:
+                read_header(path, file, io.EXPECTED, io.FORMAT, io.VERSION)
+    elif model.endswith((".safetensors", ".gguf")) or model.startswith((".", "/")):
         raise FileError(model, expected="a folder, a GGUF file or a saved net; it does not exist")
+    elif model != "tiny":
+        check_hub_id(model)
 
 
 def split_stacks(net: BNet, text: str) -> object:

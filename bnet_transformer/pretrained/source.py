@@ -240,24 +240,33 @@ def _read_pools(folder: Path) -> frozenset[str]:
 # the hub
 
 
-def fetch_hub_folder(name: str) -> Path:
-    """Return the folder of a model of the hub; download it if the local cache does not contain all its files."""
+def check_hub_id(name: str) -> None:
+    """Raise an error for a text that cannot be the id of a model of the hub; the network is not used."""
     try:
-        from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HFValidationError
+        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
     except ImportError as error:
         expected = "a folder, because the package huggingface_hub is not installed"
         hint = (
             f'Run pip install "bnet-transformer[pretrained]" to load models of the hub, or use {list_local_sources()}'
         )
         raise BNetError("source", expected=expected, actual=name, hint=hint) from error
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        expected = "an existing folder, or the id of a model of the hub"
+        raise BNetError("source", expected=expected, actual=name, allowed=list_local_sources()) from error
+
+
+def fetch_hub_folder(name: str) -> Path:
+    """Return the folder of a model of the hub; download it if the local cache does not contain all its files."""
+    check_hub_id(name)
+    from huggingface_hub import snapshot_download
+
     problem: Exception | None = None
     for local in (True, False):
         try:
             folder = Path(snapshot_download(name, allow_patterns=HUB_PATTERNS, local_files_only=local))
-        except HFValidationError as error:
-            expected = "an existing folder, or the id of a model of the hub"
-            raise BNetError("source", expected=expected, actual=name, allowed=list_local_sources()) from error
         except Exception as error:  # of any type: no network, no permission, no such model
             problem = error
             continue
