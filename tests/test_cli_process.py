@@ -1,11 +1,13 @@
 """The command line as a process: imports, interrupts, closed pipes, exceptions, missing memory."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import click
 import pytest
@@ -198,3 +200,83 @@ def test_no_arguments_print_help():
         assert result.exit_code == 0 and result.output.startswith("Usage:")
     result = run("--version")
     assert result.exit_code == 0 and "version" in result.output
+
+
+# the live page
+
+SERVE = """
+import sys, time
+import bnet_transformer.cli.inputs as inputs
+import bnet_transformer.serve.app as app
+from bnet_transformer.cli import main
+step, load_model = sys.argv[1], inputs.load_model
+
+def run_slowly(*_):
+    print("started", flush=True)
+    time.sleep(100)
+
+if step == "load":
+    inputs.load_model = run_slowly
+if step == "query":
+    app._encode_page = run_slowly
+main(["serve", "tiny", "--port", "0", *sys.argv[2:]])
+"""
+
+
+@contextlib.contextmanager
+def start_serve(*arguments, **options):
+    """Run `serve` in a process, until the end of the block; the values are the process and its address."""
+    pytest.importorskip("uvicorn")
+    command = [sys.executable, "-c", SERVE, *arguments]
+    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **options) as process:
+        try:
+            lines = iter(process.stdout.readline, "")
+            yield process, next(line.strip() for line in lines if line.startswith("http"))
+        finally:
+            process.kill()
+
+
+BROWSER = """#!{python}
+import os, re, sys, time, urllib.request
+path = sys.argv[1].removeprefix("file://")
+page = open(path).read()
+modes = [oct(os.stat(name).st_mode & 0o777) for name in (path, os.path.dirname(path))]
+(url,) = set(re.findall(r'url=([^"]+)', page))
+with open(os.environ["REPORT"] + ".part", "w") as file:
+    file.write("\\n".join([path, *modes, url, str(urllib.request.urlopen(url).status)]))
+os.rename(file.name, os.environ["REPORT"])
+time.sleep(100)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="reads the arguments of processes in /proc")
+def test_no_process_has_the_token_in_its_arguments(tmp_path):
+    """The browser is a script that reads the page of its argument; its file is private, and is removed at the end."""
+    browser, report = tmp_path / "browser", tmp_path / "report"
+    browser.write_text(BROWSER.format(python=sys.executable))
+    browser.chmod(0o755)
+    environment = {**os.environ, "BROWSER": str(browser), "REPORT": str(report), "TMPDIR": str(tmp_path)}
+    previous = os.umask(0)  # the modes do not depend on it
+    try:
+        with start_serve("idle", env=environment) as (process, url):
+            end = time.monotonic() + 60
+            while not report.exists() and time.monotonic() < end:
+                time.sleep(0.05)
+            path, *modes, address, status = report.read_text().split("\n")
+            assert (modes, address, status) == (["0o600", "0o700"], url, "200")
+            token, arguments = url.partition("=")[2].encode(), {}
+            for folder in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    arguments[int(folder.name)] = (folder / "cmdline").read_bytes()
+            assert any(path.encode() in line for line in arguments.values())  # the browser runs
+            assert not [line for line in arguments.values() if token in line]
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+            assert not os.path.exists(path) and not os.path.exists(os.path.dirname(path))
+            for number, line in arguments.items():
+                if path.encode() in line:
+                    os.kill(number, signal.SIGKILL)
+    finally:
+        os.umask(previous)

@@ -1,15 +1,24 @@
-"""The server of the live page: it listens on 127.0.0.1 only, and stops at Ctrl-C."""
+"""The server of the live page: it listens on 127.0.0.1 only, and stops at Ctrl-C.
+
+The arguments of a process are visible to all users of a computer, so the browser is started with a file that only its
+user can read, and that contains the address with the token.
+"""
 
 from __future__ import annotations
 
 import errno
+import html
+import os
 import secrets
+import signal
 import socket
+import tempfile
 import threading
 import webbrowser
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -24,6 +33,13 @@ if TYPE_CHECKING:
     from bnet_transformer.bnet import BNet
 
 ADDRESS = "127.0.0.1"
+REDIRECT = """<!doctype html>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0; url={url}">
+<title>bnet-transformer</title>
+<a href="{url}">Open the live page</a>
+"""
 
 
 def open_socket(port: int) -> socket.socket:
@@ -82,7 +98,9 @@ def run_server(
     print_line: Callable[[str], None],
     open_browser: bool,
 ) -> None:
-    """Run the server until Ctrl-C.
+    """Run the server until Ctrl-C, or until the process receives SIGTERM or SIGHUP.
+
+    Threads that load a model or compute an answer can still run afterwards, because a thread cannot be interrupted.
 
     Args:
         models: For each name of a model, a function that loads it.
@@ -99,8 +117,37 @@ def run_server(
     torch.set_num_threads(max(1, torch.get_num_threads() // 2))
     with open_socket(port) as listener:
         server, url = build_server(listener, models, limits)
-        print_line(f"{url}\nThe page works on this computer only. Stop the server with Ctrl-C.")
-        if open_browser:
-            threading.Thread(target=webbrowser.open, args=(url,), daemon=True).start()
-        with suppress(KeyboardInterrupt):
+        with _stop_at_signals(server), open_in_browser(url) if open_browser else nullcontext():
+            print_line(f"{url}\nThe page works on this computer only. Stop the server with Ctrl-C.")
             server.run(sockets=[listener])
+
+
+@contextmanager
+def open_in_browser(url: str) -> Iterator[None]:
+    """Open an address in the browser by a file that redirects to it, and that exists until the end of the block.
+
+    Args:
+        url: The address, which contains a token.
+    """
+    with tempfile.TemporaryDirectory(prefix="bnet-transformer-") as folder:  # its mode is 0700
+        path = Path(folder, "open.html")
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(file, "w", encoding="utf-8") as stream:
+            stream.write(REDIRECT.format(url=html.escape(url)))
+        threading.Thread(target=webbrowser.open, args=(path.as_uri(),), daemon=True).start()
+        yield
+
+
+@contextmanager
+def _stop_at_signals(server: uvicorn.Server) -> Iterator[None]:
+    """Stop the server at Ctrl-C and at signals that would end the process, so that it removes its files.
+
+    uvicorn does the same while it runs; afterwards it raises the signal again, for the handler set here.
+    """
+    signals = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    handlers = {number: signal.signal(number, server.handle_exit) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
