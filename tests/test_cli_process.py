@@ -1,8 +1,10 @@
 """The command line as a process: imports, interrupts, closed pipes, exceptions, missing memory."""
 
 import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -235,6 +237,35 @@ def start_serve(*arguments, **options):
             yield process, next(line.strip() for line in lines if line.startswith("http"))
         finally:
             process.kill()
+
+
+def request_page(url, extra=0):
+    """Request the page of a sentence; `extra` bytes of the body are missing."""
+    address, _, token = url.partition("/?token=")
+    body = json.dumps({"tab": "tab", "state": {"model": "tiny", "text": "the cat"}}).encode()
+    host = address.removeprefix("http://")
+    connection = socket.create_connection(host.split(":"), timeout=60)
+    head = f"POST /api/page HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n"
+    connection.sendall(f"{head}Content-Length: {len(body) + extra}\r\n\r\n".encode() + body)
+    return connection
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("step", "number"),
+    [*((step, signal.SIGINT) for step in ("load", "query", "body", "idle")), ("idle", signal.SIGTERM)],
+)
+def test_a_signal_stops_the_live_page_without_a_traceback(step, number):
+    with start_serve(step, "--no-browser") as (process, url):
+        connection = request_page(url, extra=step == "body")
+        with connection:
+            if step == "idle":
+                assert b"200 OK" in connection.recv(20)
+            while step in ("load", "query") and process.stdout.readline() != "started\n":
+                pass
+            process.send_signal(number)
+            out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "") and "Traceback" not in out
 
 
 BROWSER = """#!{python}

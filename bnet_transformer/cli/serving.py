@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from functools import partial
 
@@ -15,7 +16,7 @@ from bnet_transformer.cli.signatures import Count, SignatureCommand
 
 @click.command("serve", cls=SignatureCommand, short_help="Open the live page: type a sentence, see its bnet.")
 def serve(models: tuple[str, ...], port: int = 8765, no_browser: bool = False, max_words: Count = 256) -> None:
-    """Serve the live page on this computer, for each MODEL; by default, for all models that are installed.
+    """Serve the live page on this computer until Ctrl-C, for each MODEL; by default, for all models that are installed.
 
     bnet-transformer serve tiny minilm
 
@@ -46,6 +47,9 @@ def serve(models: tuple[str, ...], port: int = 8765, no_browser: bool = False, m
         print_line=lambda line: click.echo(escape_control(line)),
         open_browser=not no_browser,
     )
+    # A thread that computes or loads a model cannot be interrupted; Python would wait for it, and print the traceback
+    # of another Ctrl-C. The output is already flushed.
+    os._exit(0)
 
 
 def _list_installed() -> list[str]:
