@@ -20,7 +20,7 @@ from bnet_transformer.data.encode import encode_value, suggest_do
 from bnet_transformer.data.word_encoder import to_reals
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError
-from bnet_transformer.graph import NodeFamily, find_family, topological_order
+from bnet_transformer.graph import GroundGraph, NodeFamily, find_family, topological_order
 from bnet_transformer.reference import AttentionRow, GroundModel, find_slot_parents, locate_node
 from bnet_transformer.tpm import Attention
 
