@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from functools import cache
@@ -16,21 +16,23 @@ import pytest
 import torch
 
 import bnet_transformer as bt
+from bnet_transformer import inference
 from bnet_transformer.learning.fit import Fit
 
 WORDS = ["the", "cat", "sat"]
+IDS = torch.tensor([[0, 1, 2]])
 CAT = {"y_2": ("cat", "sat")}
 
 
 def run_under(default: str, compute: Callable[[], Any]) -> Any:
-    """Compute under another default of torch: a floating type, a device, a mode of gradients or of kernels."""
+    """Compute under another default of torch: a floating type, a device, a mode of gradients, kernels or products."""
     if default == "float64":
         torch.set_default_dtype(torch.float64)
     if default == "meta":
         torch.set_default_device("meta")
     torch.use_deterministic_algorithms(default == "deterministic")
     try:
-        with torch.inference_mode(default == "inference"):
+        with torch.inference_mode(default == "inference"), torch.autocast("cpu", enabled=default == "autocast"):
             return compute()
     finally:
         torch.set_default_dtype(torch.float32)
@@ -52,7 +54,22 @@ QUERIES: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
     "posterior": lambda net: net.sentence("the cat sat").posterior("c", {"y_1": "cat"}),
     "reads": lambda net: net.sentence("the cat sat").reads().matrix,
     "log_prob": lambda net: net.sentence("the cat sat").log_prob({"y_1": "cat"}),
+    "tpm": lambda net: net.sentence("the cat sat").do(c=0).tpm("y_1").probs,
     "sample": lambda net: net.sentence("the cat sat").sample(5, seed=1).states["y_1"],
+    "most_probable": lambda net: net.sentence("the cat sat").most_probable({"y_1": "cat"}, count=3).log_probs,
+    "posterior of a batch": lambda net: inference.posterior(
+        net.module(), "c", {"y": inference.Evidence(IDS)}, IDS.clone()
+    ),
+    "counterfactual": lambda net: net.sentence("the cat sat").counterfactual("y_2", {"c": 0}, {"y_2": 1}).probabilities,
+    "generate": lambda net: list_numbers(make_decoder().generate("the cat", length=3).log_probs[0]),
+    "lens": lambda net: make_decoder().sentence("the cat sat").lens().distribution(1).probs,
+    "contributions": lambda net: make_decoder().sentence("the cat sat").contributions("y_2", of="cat").values,
+    "fit_lens": lambda net: bt.fit_lens(make_decoder(), ["the cat sat", "cat sat"], steps=1).biases[0],
+    "roles": lambda net: bt.roles(make_decoder(), ["the cat sat"]).mean,
+    "sweep": lambda net: bt.sweep(*make_pair(net), metric=CAT, progress=False).effects,
+    "circuit": lambda net: list_numbers(
+        bt.circuit(*make_pair(net), metric=CAT, threshold=0.1, progress=False).effects.values()
+    ),
     "fit": lambda net: bt.fit(
         net, [("the cat", "cat the")], method=bt.MAP(restarts=1, steps=2), progress=False
     ).net.parameters["c.logits"],
@@ -61,6 +78,11 @@ QUERIES: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
     "copy": lambda net: copy.deepcopy(net.sentence("the cat sat"))["x_2_1"],
     "pickle": lambda net: pickle.loads(pickle.dumps(net.sentence("the cat sat")))["x_2_1"],
 }
+
+
+def list_numbers(numbers: Iterable[float]) -> torch.Tensor:
+    """Return numbers as a tensor that has no default of torch."""
+    return torch.tensor([*numbers], dtype=torch.float64, device="cpu")
 
 
 def make_pair(net: bt.BNet) -> tuple[bt.Sentence, bt.Sentence]:
@@ -74,6 +96,12 @@ def fit_net() -> Fit[bt.BNet]:
     return bt.fit(make_net(), [("the cat", "cat the")], method=bt.MAP(restarts=1, steps=2), progress=False)
 
 
+@cache
+def make_decoder() -> bt.BNet:
+    """Return a net without choices, created once outside of every default."""
+    return bt.decoder(8, heads=2, slices=2, vocabulary=WORDS, seed=3)
+
+
 def make_net() -> bt.BNet:
     return bt.bayesuvius(4, heads=3, slices=2, vocabulary=WORDS, observe=bt.tpm.Categorical(3), seed=3)
 
@@ -85,10 +113,11 @@ def net():
 
 @pytest.mark.parametrize("query", QUERIES)
 @pytest.mark.parametrize(
-    "default", ["float64", "meta", *(pytest.param(k, marks=pytest.mark.slow) for k in ("inference", "deterministic"))]
+    "default",
+    ["float64", "meta", "autocast", *(pytest.param(k, marks=pytest.mark.slow) for k in ("inference", "deterministic"))],
 )
 def test_a_default_of_torch_changes_no_answer(default, query, net):
-    fit_net()
+    fit_net(), make_decoder()
     assert run_under(default, lambda: QUERIES[query](net)).equal(QUERIES[query](net))
 
 

@@ -6,13 +6,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from inspect import isfunction
 from typing import TypeVar
 
 from bnet_transformer.errors import BudgetError
 
 T = TypeVar("T")
+AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
 OUT_OF_MEMORY = re.compile("OutOfMemoryError|can't allocate memory|not enough memory|bad_alloc|out of memory")
 
 
@@ -41,7 +42,7 @@ def check_memory(subject: str, num_bytes: int, reduction: str) -> None:
 
 @contextmanager
 def translate_memory_errors(subject: str) -> Iterator[None]:
-    """Re-raise a failed allocation of the block as a `BudgetError`; in the block, the default device is the CPU.
+    """Re-raise a failed allocation of the block as a `BudgetError`; the block ignores modes of torch of the caller.
 
     >>> with translate_memory_errors("a list"):
     ...     [0] * 10**17
@@ -50,7 +51,7 @@ def translate_memory_errors(subject: str) -> Iterator[None]:
     bnet_transformer.errors.BudgetError: a list: there is not enough memory. ...
     """
     try:
-        with _use_cpu_by_default():
+        with ignore_caller_modes():
             yield
     except (MemoryError, RuntimeError) as error:
         message = str(error).strip().partition("\n")[0]
@@ -70,8 +71,23 @@ def translate_memory_errors_of_methods(cls: type[T]) -> type[T]:
     return cls
 
 
-def _use_cpu_by_default() -> AbstractContextManager[object]:
-    """A context in which the default device is the CPU, because nets have their own device."""
+@contextmanager
+def ignore_caller_modes() -> Iterator[None]:
+    """Compute without autocast and with the CPU as default device: nets have their own types and devices.
+
+    Autocast rounds products to bfloat16, so that a posterior would differ in its third digit.
+
+    >>> import torch
+    >>> with torch.autocast("cpu"), ignore_caller_modes():
+    ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
+    torch.float32
+    """
     torch = sys.modules.get("torch")
-    is_accelerator = torch is not None and torch.get_default_device().type != "cpu"
-    return torch.device("cpu") if torch is not None and is_accelerator else nullcontext()
+    with ExitStack() as modes:
+        if torch is not None:
+            for device in filter(torch.is_autocast_enabled, AUTOCAST_DEVICES):
+                modes.enter_context(torch.autocast(device, enabled=False))
+            # Only if needed, because a device context is a torch function mode, which slows down every operation.
+            if torch.get_default_device().type != "cpu":
+                modes.enter_context(torch.device("cpu"))
+        yield

@@ -7,11 +7,13 @@ import random
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from bnet_transformer._core.memory import ignore_caller_modes
 
 DEFERRED_STEPS = 8  # number of steps by which an accelerator can be ahead of the host
 _RANDOM_LOCK = threading.RLock()
@@ -19,15 +21,13 @@ _RANDOM_LOCK = threading.RLock()
 
 @contextmanager
 def enable_gradients() -> Iterator[None]:
-    """Enable gradients and use the CPU as default device in the block, for any torch mode of the caller.
+    """Enable gradients, without autocast and with the CPU as default device, for any torch mode of the caller.
 
     >>> with torch.inference_mode(), enable_gradients():
     ...     torch.ones(1, requires_grad=True).sum().requires_grad
     True
     """
-    # Only if needed, because a device context is a torch function mode, which slows down every operation.
-    is_cpu_default = torch.get_default_device().type == "cpu"
-    with torch.inference_mode(False), torch.enable_grad(), nullcontext() if is_cpu_default else torch.device("cpu"):
+    with torch.inference_mode(False), torch.enable_grad(), ignore_caller_modes():
         yield
 
 

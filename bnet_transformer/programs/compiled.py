@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_float
+from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
@@ -121,6 +122,7 @@ class Compiled:
         """
         return self.program.run(sentence)
 
+    @translate_memory_errors("predict")
     def predict(self, sentences: Sequence[object]) -> list[tuple[Value, ...]]:
         """The output of the net at each word: the most probable value, or the mean of a numeric readout.
 

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_int, check_seed
+from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.edges.structure import EdgeStructure
@@ -92,6 +93,7 @@ class TrueEdges(SavedResult):
         return f"<p>{escape(repr(self)[1:-1])}</p>{true.to_html(index=False, float_format='{:.3g}'.format)}"
 
 
+@translate_memory_errors("true_edges")
 def true_edges(
     compiled: Compiled,
     sentences: Sequence[object] | None = None,

@@ -20,7 +20,7 @@ from torch.distributions import Categorical
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int, resolve_index
-from bnet_transformer._core.memory import check_memory
+from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer._core.saved_results import Fields, SavedResult, register_codec
 from bnet_transformer._core.tokens import as_labels, distinguish
 from bnet_transformer.compiler.module import CompiledModule
@@ -64,6 +64,7 @@ class LensReader:
     states: Tensor
     _by_state: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
+    @translate_memory_errors("lens")
     @torch.no_grad()
     def compute(self, slices: slice) -> Tensor:
         """The log probabilities of some slices, `[slice, word, state]`."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int, check_seed
+from bnet_transformer._core.memory import translate_memory_errors
 from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTests, run_tests
@@ -129,6 +130,7 @@ class Circuit(ComparableResult):
             graph.add_edge(source, target, role=self.nodes[source]["role"], effect=effect, edge=edge)
         return graph
 
+    @translate_memory_errors("run")
     def run(self, clean: object, corrupt: object, *, metric: object = None) -> Circuit:
         """Evaluate the same edges on other pairs.
 
@@ -161,6 +163,7 @@ class Circuit(ComparableResult):
         result = evaluate_circuit(pairs, pairs.build_runs(), self.retained, effects=self.effects, is_in_sample=False)
         return replace(result, threshold=self.threshold, direction=self.direction)
 
+    @translate_memory_errors("test")
     def test(self, *, draws: int = 200, seed: int = 0) -> CircuitTests:
         """Compare the circuit with random sets of as many edges: sufficiency, necessity and minimality.
 
