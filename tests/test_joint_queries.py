@@ -492,3 +492,21 @@ def test_classes_may_be_observed_nodes_arrays_and_tensors():
     for invalid in ([[0]] * 12, [([0],)] * 12, np.zeros((12, 1)), [math.nan] * 12, 3):
         with pytest.raises(bt.BNetError, match="classes"):
             net.tan(sentences, invalid)
+
+
+@pytest.mark.parametrize("count", [63, 64, 70])
+def test_choices_of_one_state_are_set_choices_for_any_number_of_words(count):
+    net = bt.bayesuvius(4, heads=1, per="word", slices=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
+    s = net.sentence(["the", "cat"] * (count // 2) + ["the"] * (count % 2)).observe({"y_3": 1, "y_5": 0})
+    known = s.do({f"c_{t}_{i}": 0 for t in (0, 1) for i in range(count)})
+    choices = [f"c_0_{i}" for i in range(count)]
+    torch.testing.assert_close(s.log_prob(), known.log_prob())
+    torch.testing.assert_close(s.posterior(["y_0", *choices[:63]]).flatten(), known.posterior("y_0"))
+    torch.testing.assert_close(s.reads().matrix, known.reads().matrix)
+    samples = s.sample(4)
+    assert all(samples[name].eq(0).all() for name in choices)
+    assert s.marginal_map([*choices, "y_0"])["y_0"].item() == known.marginal_map("y_0")["y_0"].item()
+    if count == 70:
+        for query in (lambda: s.posterior(choices), lambda: s["x_2_0"], lambda: s.attention(1)):
+            with pytest.raises(bt.BNetError, match="64"):
+                query()

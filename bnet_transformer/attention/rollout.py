@@ -31,7 +31,7 @@ from bnet_transformer.attention.heads import Inclusion
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph import NodeGroup
-from bnet_transformer.inference.joint_posterior import joint_posterior
+from bnet_transformer.inference.joint_posterior import joint_state_probs
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import Query, iter_chunks, with_sentence_scope
 from bnet_transformer.inference.selection import find_attention_spec, find_state_group
@@ -485,9 +485,10 @@ def compute_choice_posterior(query: Query, slices: Sequence[int], role: str | No
     choices = find_choices_read(query.model, slices, role)
     if not choices:
         return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
-    probs = joint_posterior(replace(query, nodes=tuple(choices)))
-    states = torch.nonzero(probs)
-    return choices, states, probs[tuple(states.unbind(1))]
+    probs = joint_state_probs(replace(query, nodes=tuple(choices)))
+    possible = probs.nonzero()[:, 0]
+    states = torch.unravel_index(possible, [query.model.count_states(choice) for choice in choices])
+    return choices, torch.stack(states, 1), probs[possible]
 
 
 def iter_attention_by_state(

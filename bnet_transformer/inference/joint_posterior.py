@@ -36,6 +36,7 @@ from bnet_transformer.inference.factor_graph import (
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.inference.node_evaluator import NodeEvaluator, NodeQuery
 from bnet_transformer.inference.query import (
+    MAX_DIMS,
     Query,
     build_request_arguments,
     enumerate_joint_states,
@@ -65,10 +66,28 @@ def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Ten
 
     Raises:
         BudgetError: The number of joint states exceeds the budget; the error contains it.
+        BNetError: More nodes are requested than a tensor has dims.
         EvidenceError: The evidence is impossible; the error names the first impossible observation.
+    """
+    if len(query.nodes) > MAX_DIMS:
+        hint = "Request fewer nodes; posteriors(group) has the posterior of each node, sample(n) joint states"
+        raise BNetError("joint posterior", expected=f"at most {MAX_DIMS} nodes", actual=len(query.nodes), hint=hint)
+    probs = joint_state_probs(query, evaluator)
+    return probs.reshape([query.model.count_states(node) for node in query.nodes])
+
+
+def joint_state_probs(query: Query, evaluator: NodeEvaluator | None = None) -> Tensor:
+    """`P(nodes | evidence)` of each joint state of any number of nodes, `[joint state]`; the last node varies fastest.
+
+    Args and errors are those of `joint_posterior`.
     """
     check_nodes(query)
     query = query.without_input_evidence()
+    if len(query.nodes) > 1:
+        query = replace(query, nodes=query.varying_nodes)
+    if not query.nodes:
+        joint_log_evidence(query)  # raises an error for impossible evidence
+        return torch.ones(1, dtype=torch.float64)
     route = route_posterior(query)
     if route.algorithm == "compiled":
         evaluator = evaluator or NodeEvaluator(query.module, query.model, {})
@@ -78,18 +97,22 @@ def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Ten
     if route.algorithm == "elimination":
         return posterior_by_elimination(query)
     route.warn_if_slow()
-    logs = _joint_log_probs(query, route)
+    logs = _joint_log_probs(query, route).flatten()
     if bool(logs.isinf().all()):
         raise_impossible_evidence(query)
-    return torch.softmax(logs.flatten(), 0).reshape(logs.shape)
+    return torch.softmax(logs, 0)
 
 
 def joint_log_probs(query: Query) -> Tensor:
-    """`log P(nodes, evidence)` for discrete nodes, `[*states]`: -inf for states that the evidence excludes."""
+    """`log P(nodes, evidence)` for discrete nodes, `[joint state]`: -inf for states that the evidence excludes.
+
+    The last node varies fastest.
+    """
     query = query.without_input_evidence()
+    query = replace(query, nodes=query.varying_nodes)
     route = route_joint(query)
     route.warn_if_slow()
-    return _joint_log_probs(query, route)
+    return _joint_log_probs(query, route).flatten()
 
 
 def joint_log_evidence(query: Query) -> Tensor:
@@ -248,11 +271,11 @@ def find_marginal_map(query: Query, count: int) -> tuple[list[int], Tensor, Tens
         result = torch.stack([states[node] for node in nodes], 1) if nodes else torch.zeros(len(log_probs), 0).long()
     else:
         check_nodes(query)
-        logs = joint_log_probs(query)
-        log_probs, flat = torch.sort(logs.flatten(), descending=True, stable=True)
+        log_probs, flat = torch.sort(joint_log_probs(query), descending=True, stable=True)
         possible = log_probs[:count] > -math.inf
         log_probs, flat = log_probs[:count][possible], flat[:count][possible]
-        result = torch.stack(torch.unravel_index(flat, logs.shape), 1) if nodes else flat[:, None][:, :0]
+        sizes = [query.model.count_states(node) for node in nodes]
+        result = torch.stack(torch.unravel_index(flat, sizes), 1) if nodes else flat[:, None][:, :0]
     if not len(log_probs):
         raise_impossible_evidence(query)
     return nodes, result, log_probs
@@ -332,8 +355,8 @@ def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor
         if not choices:  # the rows are the same in all states
             table[rows] = flat[0, rows]
             continue
-        probs = joint_posterior(replace(query, nodes=choices))
-        table[rows] = torch.einsum("s,snm->nm", probs.reshape(-1).double(), flat[:, rows])
+        probs = joint_state_probs(replace(query, nodes=choices))
+        table[rows] = torch.einsum("s,snm->nm", probs, flat[:, rows])
     return table.reshape(shape)
 
 

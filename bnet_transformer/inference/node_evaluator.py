@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import TypeVar
 
 import torch
@@ -29,6 +30,7 @@ from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import NodeFamily
 from bnet_transformer.inference.obstacles import Fault, Obstacle, find_mixed_type_fault
 from bnet_transformer.inference.query import (
+    MAX_DIMS,
     build_length_inputs,
     enumerate_joint_states,
     find_set_groups,
@@ -458,26 +460,43 @@ class NodeEvaluator:
         if bool(table.isnan().any()):
             fallback()
             raise BNetError(query.spec.group.name, expected="numbers", actual="NaN")
-        return table
+        return table if route.algorithm == "compiled" else self._insert_single_states(query, table)
 
     def _compute_enumerated(self, query: NodeQuery) -> Tensor:
         """A table in every joint state of the shared latent choices, as one batch: `[*states, ...]`.
 
-        Choices of single words are not part of the batch; each of them has a dim.
+        Choices of single words are not part of the batch; each of them has a dim. Shared choices of a single state
+        have none, because a tensor has a limited number of dims.
         """
         model, (shared, local) = self.model, query.shared_and_local_choices
         reference.check_joint_states(model, shared, BUDGET)
-        sizes = [model.count_states(choice) for choice in shared]
-        states = enumerate_joint_states([range(size) for size in sizes])
+        states = enumerate_joint_states([range(model.count_states(choice)) for choice in shared])
         module, parts = with_sentence_scope(self.module), list[Tensor]()
         states = states.to(model.network.device)
         for chunk in iter_chunks(model, len(states), [query.spec.group.index]):
             evaluator = self.with_batched_states(dict(zip(shared, states[chunk].unbind(1), strict=True)), module)
             parts.append(evaluator._get_entry(replace(query, evaluator=evaluator)))
-        table: Tensor = torch.cat(parts, len(local)).unflatten(len(local), sizes)
-        order = [*local, *(model.ground.group_of(choice).index for choice in shared)]
+        varying = [choice for choice in shared if model.count_states(choice) > 1]
+        table: Tensor = torch.cat(parts, len(local))
+        table = table.unflatten(len(local), [model.count_states(choice) for choice in varying] or [1])
+        table = table if varying else table.squeeze(len(local))
+        order = [*local, *(model.ground.group_of(choice).index for choice in varying)]
         dims = sorted(range(len(order)), key=order.__getitem__)
         return table.permute(*dims, *range(len(order), table.dim()))
+
+    def _insert_single_states(self, query: NodeQuery, table: Tensor) -> Tensor:
+        """The table of `_compute_enumerated` with a dim for each shared choice of a single state."""
+        shared, local = query.shared_and_local_choices
+        is_single = [(group, False) for group in local]
+        is_single += [(self.model.ground.group_of(c).index, self.model.count_states(c) == 1) for c in shared]
+        inserted = [k for k, (_, single) in enumerate(sorted(is_single, key=itemgetter(0))) if single]
+        if table.dim() + len(inserted) > MAX_DIMS:
+            actual = f"a dim for each of the {len(is_single)} latent choices on which it depends"
+            subject, expected = query.spec.group.name, f"a table of at most {MAX_DIMS} dims, the limit of torch"
+            raise BNetError(subject, expected=expected, actual=actual, hint="Set or observe some of these choices")
+        for k in inserted:
+            table = table.unsqueeze(k)
+        return table
 
     def _get_ancestral_set(self, *specs: NodeSpec) -> set[int]:
         """The ancestors of some groups, and the groups themselves."""

@@ -22,6 +22,7 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import Evidence
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, is_close, locate_node
 
+MAX_DIMS = 64  # of a tensor of torch
 MAX_CHUNK_ELEMENTS = 2**21  # elements of one tensor of a chunk
 
 
@@ -59,6 +60,11 @@ class Query:
         """The latent choices on which the nodes and the evidence depend, with their latent ancestors."""
         nodes = [*self.nodes, *self.evidence]
         return reference.find_open_choices(self.model, nodes, self.fixed, include_ancestors=True)
+
+    @cached_property
+    def varying_nodes(self) -> tuple[int, ...]:
+        """The requested nodes with several states: their joint states are those of all requested nodes."""
+        return tuple(node for node in self.nodes if self.model.count_states(node) > 1)
 
     def without_target_evidence(self) -> Query:
         """The query without evidence on its requested nodes."""
@@ -211,8 +217,11 @@ def enumerate_joint_states(supports: Sequence[Sequence[int]]) -> Tensor:
     """All joint states, `[S, choice]`; the last choice varies fastest."""
     if not supports:
         return torch.zeros(1, 0, dtype=torch.long)
-    grids = torch.meshgrid(*(torch.tensor(list(support), dtype=torch.long) for support in supports), indexing="ij")
-    return torch.stack([grid.reshape(-1) for grid in grids], -1)
+    # Not `meshgrid`, whose tensors have a dim for each choice: torch has at most 64 dims.
+    rows = torch.arange(math.prod(map(len, supports)))
+    indices = torch.unravel_index(rows, [*map(len, supports)])
+    pairs = zip(supports, indices, strict=True)
+    return torch.stack([torch.tensor(support, dtype=torch.long)[index] for support, index in pairs], -1)
 
 
 def iter_chunks(model: GroundModel, count: int, groups: Iterable[int], summed: int = 1) -> Iterator[slice]:

@@ -26,7 +26,7 @@ from bnet_transformer.graph import topological_order
 from bnet_transformer.inference import elimination
 from bnet_transformer.inference.elimination import get_full_shape
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
-from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_posterior
+from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_state_probs
 from bnet_transformer.inference.node_evaluator import NodeEvaluator, get_normal
 from bnet_transformer.inference.obstacles import Fault, Obstacle
 from bnet_transformer.inference.query import (
@@ -304,8 +304,8 @@ def _get_parameter_table(spec: NodeSpec) -> str:
 
 def _sample_joint(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
     """Samples of the latent ancestors of the evidence, from their joint posterior."""
-    probs = joint_posterior(query)
-    states = torch.unravel_index(torch.multinomial(probs.flatten(), n, True, generator=generator), probs.shape)
+    sizes = [query.model.count_states(node) for node in query.nodes]
+    states = torch.unravel_index(torch.multinomial(joint_state_probs(query), n, True, generator=generator), sizes)
     return dict(zip(query.nodes, states, strict=True))
 
 

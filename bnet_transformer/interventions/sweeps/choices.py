@@ -41,7 +41,7 @@ class EnumeratedChoices:
     def log_probs(self) -> Tensor:
         """The log probability of each joint state in each example, `[state, example]`."""
         module, nodes = self.examples.module, self.nodes
-        columns = [joint_log_probs(Query(module, model, nodes=nodes)).reshape(-1) for model in self.examples.models]
+        columns = [joint_log_probs(Query(module, model, nodes=nodes)) for model in self.examples.models]
         return torch.stack(columns, -1)
 
     def __iter__(self) -> Iterator[dict[int, Tensor]]:

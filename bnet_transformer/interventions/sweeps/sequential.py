@@ -78,7 +78,7 @@ def _average_over_choices(
     if not open_choices or value.dim() == event_dim:
         return value
     probs = joint_log_probs(Query(module, model, nodes=tuple(open_choices))).exp().to(value.dtype)
-    mean: Tensor = torch.tensordot(probs, value, probs.dim())
+    mean: Tensor = torch.tensordot(probs, value.flatten(0, value.dim() - event_dim - 1), 1)
     return mean
 
 
