@@ -197,6 +197,11 @@ def _safe_repr(value: object) -> str:
         return f"a value of type {type(value).__name__}, which cannot be shown"
 
 
+# Of near matches, as the ratio of equal letters. "caption" and "attention", which mean different things, have 0.63.
+MIN_SIMILARITY = 0.65
+MAX_LISTED = 20  # known names in the error for a name without near matches, such as all options of a picture
+
+
 def unknown_name_error(
     subject: str, name: object, names: Iterable[str], *, hint: str | None = None
 ) -> UnknownNameError:
@@ -207,12 +212,12 @@ def unknown_name_error(
     """
     known = [item or "''" for item in dict.fromkeys(names)]
     matches = difflib.get_close_matches(
-        (name if isinstance(name, str) else _safe_repr(name))[:200], known, n=4, cutoff=0.5
+        (name if isinstance(name, str) else _safe_repr(name))[:200], known, n=4, cutoff=MIN_SIMILARITY
     )
     if matches:
         allowed = "near matches are " + ", ".join(matches)
     else:
-        allowed = ", ".join(known[:12]) + (f", … ({len(known)} in all)" if len(known) > 12 else "")
+        allowed = ", ".join(known[:MAX_LISTED]) + (f", … ({len(known)} in all)" if len(known) > MAX_LISTED else "")
     allowed = allowed or "no name exists"
     return UnknownNameError(
         subject, expected="a known name", actual=format_value(_safe_repr(name)), allowed=allowed, hint=hint

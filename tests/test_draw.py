@@ -1,5 +1,6 @@
 """Figures show the graph, in every format and with any words; errors propose options that work."""
 
+import inspect
 import io
 import itertools
 import re
@@ -20,6 +21,7 @@ from bnet_transformer.figures import svg
 from bnet_transformer.figures.dot import to_dot
 from bnet_transformer.figures.grid_layout import Grid, GridItem
 from bnet_transformer.figures.labels import label_to_text
+from bnet_transformer.figures.options import FigureOptions
 from bnet_transformer.figures.picture import Frame, NodeBox, Picture, PictureArrow, sample_curve
 from bnet_transformer.figures.style import PALETTES
 from bnet_transformer.figures.svg import to_svg
@@ -547,6 +549,16 @@ def test_only_a_part_is_drawn_and_the_rest_counted():
         s.picture(only=nx.DiGraph([("x_0_1", "x_1_2")]))
     with pytest.raises(BNetError, match="near matches"):
         s.picture(only=["q_0_9a"])
+
+
+def test_an_unknown_option_lists_all_options_if_none_is_similar(tmp_path):
+    s = bt.bayesuvius(dim=4).sentence("the cat")
+    with pytest.raises(BNetError) as error:
+        s.draw(tmp_path / "cat.svg", caption=False)
+    listed = str(error.value).partition("allowed: ")[2].split(", ")
+    assert set(listed) == set(inspect.signature(FigureOptions).parameters)
+    with pytest.raises(BNetError, match="near matches are legend"):
+        s.draw(tmp_path / "cat.svg", legends=False)
 
 
 @pytest.mark.slow

@@ -236,6 +236,12 @@ def test_a_row_is_found_by_name() -> None:
         _ = bt.bayesuvius(4).equations()["q_0"]
 
 
+def test_rows_are_a_dictionary_by_name() -> None:
+    equations = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=["a"]).equations()
+    assert dict(equations) == dict(equations.items()) == {row.name: row for row in equations.rows}
+    assert equations.values() == tuple(equations[name] for name in equations.keys())  # noqa: SIM118
+
+
 def test_wide_rows_are_broken_between_left_and_right() -> None:
     assert align_equations([("a", "b"), ("P(c)", "d")]) == ["a &= b", "P(c) &= d"]
     assert align_equations([("a", "b" * 30), ("c" * 70, "d" * 30)]) == [

@@ -71,7 +71,8 @@ class Equations:
     r"""The structural equations of a net, one row for each template of nodes, and the definitions of their letters.
 
     `str()` and `.latex` return an `align*` environment for a paper (amsmath, amssymb); `.document()` returns a complete
-    document. Rows are indexed by name (`net.equations()["x_(t+1)"]`) and iterable.
+    document. Rows are indexed by name (`net.equations()["x_(t+1)"]`) and iterable; `keys`, `values` and `items`
+    are those of a dictionary from name to row.
 
     Attributes:
         form: The requested form: `"word"`, `"row"`, `"column"` or `"einstein"`.
@@ -101,6 +102,24 @@ class Equations:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def keys(self) -> tuple[str, ...]:
+        """The names of the rows, so that `dict(equations)` is a dictionary of the rows by name."""
+        return tuple(row.name for row in self.rows)
+
+    def values(self) -> tuple[Equation, ...]:
+        """The equations, as in `rows`."""
+        return self.rows
+
+    def items(self) -> tuple[tuple[str, Equation], ...]:
+        """Pairs of the name of a row and its equation, as those of a dictionary.
+
+        >>> import bnet_transformer as bt
+        >>> names = [name for name, equation in bt.bayesuvius(dim=4).equations().items()]
+        >>> names[-1]
+        'x_(t+1)'
+        """
+        return tuple(zip(self.keys(), self.values(), strict=True))
+
     def __getitem__(self, name: str) -> Equation:
         """The row of a template of nodes.
 
@@ -116,7 +135,7 @@ class Equations:
         for row in self.rows:
             if row.name == name:
                 return row
-        raise unknown_name_error("equation", name, [row.name for row in self.rows])
+        raise unknown_name_error("equation", name, self.keys())
 
     def _repr_latex_(self) -> str:
         """The LaTeX that a notebook displays."""
