@@ -69,6 +69,7 @@ ROWS = (
     Row("posteriors-ablated", "queries", queries.posteriors_after_an_ablation, RATIO),
     Row("chain-pass", "chains", chains.net_pass),
     Row("chain-posteriors", "chains", chains.posteriors_of_all_words, RECURSIONS),
+    Row("chain-path", "chains", chains.best_path, RECURSIONS),
     Row("chain-em", "chains", chains.em_step, RECURSIONS),
     Row("sweep-slice-word", "sweeps", sweeps.sweep_of_slices_and_words),
     Row("sweep-slice-word-small", "sweeps", sweeps.sweep_of_slices_and_words_small),

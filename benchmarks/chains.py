@@ -24,6 +24,7 @@ from bnet_transformer.tpm import Attention, Categorical, Concat, Given, Linear, 
 WORD, HEADS = ["word"], ["head", "word"]
 DIM = 8  # of the nets whose posteriors are measured
 TARGETS = {(16, 1024, 1): 3.0, (16, 1024, 64): 1.0}  # states, words, sentences: maximum ratio to the C of hmmlearn
+PATH_WORDS = 2_000
 EM_SENTENCES, EM_WORDS, EM_STATES, EM_STEPS = 256, 64, 16, 10
 
 Array = NDArray[np.float64]
@@ -63,6 +64,36 @@ def em_step() -> list[Figure]:
     that of ten steps in a longer fit. Processor time, one thread."""
     with use_one_thread():
         return _compare_em()
+
+
+def best_path() -> list[Figure]:
+    """`Sentence.most_probable` of a Gaussian hidden Markov model (16 states, 8 numbers for each of 2,000 words,
+    float64), compared with `Sentence.log_prob` of the same evidence, and with hmmlearn's Viterbi algorithm, `decode`.
+    hmmlearn has neither a graph nor an encoding of evidence. Processor time, one thread."""
+    with use_one_thread():
+        net, _, _ = _create_hidden_markov()
+        model = _create_hmmlearn(net, 1, "")
+        y = model.sample(PATH_WORDS, 0)[0]
+        s = net.sentence(x=torch.zeros(PATH_WORDS, DIM, dtype=torch.float64))
+        s = s.observe({f"y_{i}": value for i, value in enumerate(y)})
+        calls: dict[str, Callable[[], Any]] = {
+            "most_probable": s.most_probable,
+            "log_prob": s.log_prob,
+            "hmmlearn's Viterbi": lambda: model.decode(y),
+        }
+        best, (log_prob, path) = calls["most_probable"](), calls["hmmlearn's Viterbi"]()
+        assert best.states[0].tolist() == path.tolist()
+        spent = time_calls(calls, runs=9, clock=time.process_time)
+        subject = f"{EM_STATES} states, {PATH_WORDS:,} words: "
+        figures = [figure(f"{subject}{name}", seconds, "s") for name, seconds in spent.items()]
+        for name, target in (("log_prob", 3.0), ("hmmlearn's Viterbi", None)):
+            figures.append(
+                figure(
+                    f"{subject}most_probable / {name}", ratios(spent["most_probable"], spent[name]), "", target=target
+                )
+            )
+        figures.append(figure(f"{subject}difference of log P", abs(float(best.log_probs[0]) - log_prob), ""))
+        return [*figures, figure(f"{subject}peak memory of the job", measure_peak(s.most_probable), "MB")]
 
 
 def _compare_passes(heads: int, dim: int, words: int) -> list[Figure]:

@@ -168,14 +168,14 @@ def _explain_most_probable(state: SentenceState, bound: BoundArguments) -> Route
     """The route of `most_probable`."""
     check_int("count", bound.count)
     query = _build_query(state, bound, find_explained_nodes(state.model))
-    return route_ranked_states(query, "most probable explanation")
+    return route_ranked_states(query, "most probable explanation", bound.count)
 
 
 def _explain_marginal_map(state: SentenceState, bound: BoundArguments) -> Route:
     """The route of `marginal_map`."""
     check_int("count", bound.count)
     query = state.marginal_map_query(bound.nodes, bound.evidence, bound.budget, bound.atol)
-    return route_ranked_states(query, "marginal MAP")
+    return route_ranked_states(query, "marginal MAP", bound.count)
 
 
 def _explain_reads(state: SentenceState, bound: BoundArguments) -> Route:

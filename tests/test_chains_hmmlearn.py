@@ -65,6 +65,16 @@ def test_the_most_probable_path_is_that_of_hmmlearn():
         close(best.log_probs[0].item(), log_prob)
 
 
+def test_the_path_of_a_long_sentence_is_that_of_hmmlearn():
+    net, model = make_pair()
+    values, _ = model.sample(2_000, random_state=0)
+    s = net.sentence(x=torch.zeros(len(values), DIM, dtype=torch.float64))
+    best = s.most_probable({f"y_{i}": value for i, value in enumerate(values)})
+    log_prob, path = model.decode(values)
+    assert best.states[0].tolist() == path.tolist()
+    close(best.log_probs[0].item(), log_prob)
+
+
 def test_an_em_step_is_that_of_hmmlearn():
     net, model = make_pair()
     x, y, _ = draw_words([WORDS] * SENTENCES)

@@ -4,9 +4,11 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from hypothesis.extra.numpy import arrays
 
 import bnet_transformer as bt
 from bnet_transformer import reference
@@ -147,6 +149,35 @@ def test_on_a_chain_the_most_probable_explanation_is_the_path_of_viterbi():
     states = {name: result[name] for name in result.nodes}
     for rank in range(4):
         close(s.log_prob({name: int(state[rank]) for name, state in states.items()}), result.log_probs[rank])
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_the_best_path_of_a_chain_with_ties_is_the_smallest_of_all_paths(data):
+    """Log tables of small integers have many ties, and zeros exclude some transitions."""
+    n, word = data.draw(st.integers(1, 4)), ["word"]
+    reach = data.draw(st.sampled_from(["before", "after"]))
+    state = bt.Node("c", Categorical(3), [bt.Arrow("c", reach)], plates=word)
+    stack = bt.Stack(
+        [state], [bt.Node("x", bt.tpm.Given(1), plates=word)], [bt.Node("y", Categorical(2), ["c"], plates=word)]
+    )
+    net = bt.BNet(bt.Declaration([stack])).to(torch.float64)
+    weights = st.sampled_from([0.0, 1.0, 1.0, 2.0])
+    numbers = {
+        name: data.draw(arrays(np.float64, value.shape, elements=weights)) for name, value in net.parameters.items()
+    }
+    for table in numbers.values():
+        table[..., 0] += 1.0  # each row has a possible state
+    net = net.replace({name: torch.from_numpy(table).log() for name, table in numbers.items()})
+    s = net.sentence(torch.zeros(n, 1).double())
+    s = s.observe({f"y_{i}": 0 for i in range(n) if data.draw(st.booleans())})
+    s = s.observe({"c_0_0": 0}) if data.draw(st.booleans()) else s
+    result = s.most_probable()
+    expected = enumerate_log_probs(s, result.nodes)
+    best = max(expected.values())
+    close(result.log_probs[0].item(), best)
+    assert tuple(result.states[0].tolist()) == min(path for path, value in expected.items() if value > best - 1e-9)
+    assert s.explain("most_probable").algorithm == "elimination"
 
 
 def test_readouts_are_explained_by_marginal_map_only(chain):

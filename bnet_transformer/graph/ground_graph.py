@@ -7,6 +7,7 @@ Arrows are computed on demand as integer arrays, and only between selected nodes
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -82,6 +83,7 @@ class GroundGraph:
         if sum(sizes) > MAX_NODES:
             raise BudgetError("ground graph", expected=f"at most {MAX_NODES} nodes", actual=f"{sum(sizes)}")
         self.offsets: Ids = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]).astype(np.int64)
+        self._offset_list: list[int] = self.offsets.tolist()  # in which the search of one node is faster
         self._apply_surgery(cut_nodes, retained_parents or {})
 
     def surgery(
@@ -254,7 +256,7 @@ class GroundGraph:
         Returns:
             The group.
         """
-        return self.template.groups[int(np.searchsorted(self.offsets, node, side="right")) - 1]
+        return self.template.groups[bisect_right(self._offset_list, node) - 1]
 
     def iter_names(self, group: NodeGroup) -> Iterator[str]:
         """The names of the nodes of a group.

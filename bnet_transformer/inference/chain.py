@@ -14,10 +14,15 @@ state by 800 nats, and later positions favour another state by 2,000 nats, then 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from bnet_transformer.inference.contraction import Array, find_grid_step
 
 # The loop takes n steps, the tree O(log n). On a CPU the tree is faster while the matrices of one position have few
 # entries (measured). On a GPU it is faster while its terms fit in memory.
@@ -45,6 +50,33 @@ def chain_log_partition(unary: Tensor, pair: Tensor) -> Tensor:
         return unary[0].logsumexp(-1)
     log_partition: Tensor = _ForwardBackward.apply(unary, pair, torch.is_grad_enabled())[0]  # type: ignore[no-untyped-call]
     return log_partition
+
+
+def most_probable_path(unary: Array, pair: Array) -> tuple[NDArray[np.int64], float]:
+    """The most probable sequence of states, and the log of its product (Viterbi 1967).
+
+    Args:
+        unary: `[n, K]`: the log potential of each position and state.
+        pair: `[n - 1, K, K]`: the log potential of each position after the first, from the state of the previous
+            position to its own state.
+
+    Returns:
+        The states `[n]` and the log of the product. Of equal products, the sequence with the smallest first states.
+    """
+    # Backward messages, and then states from the first position on: so the first of equal maxima is the smallest state.
+    greatest = [np.abs(table, where=np.isfinite(table), out=np.zeros_like(table)) for table in (unary, pair)]
+    step = find_grid_step(sum(float(table.max(tuple(range(1, table.ndim)), initial=0.0).sum()) for table in greatest))
+    rounded, links = np.round(unary / step) * step, np.round(pair / step) * step
+    for i in range(len(links) - 1, -1, -1):
+        rounded[i] += (links[i] + rounded[i + 1]).max(1)
+    state = int(rounded[0].argmax())
+    states = [state]
+    for i, link in enumerate(links):
+        state = int((link[state] + rounded[i + 1]).argmax())
+        states.append(state)
+    path = np.array(states)
+    terms = np.concatenate([unary[np.arange(len(path)), path], pair[np.arange(len(pair)), path[:-1], path[1:]]])
+    return path, math.fsum(terms)
 
 
 def forward_messages(unary: Tensor, pair: Tensor) -> Tensor:

@@ -443,8 +443,13 @@ def _round_to_grid(tables: Sequence[LogTable]) -> list[LogTable]:
         float(np.abs(table.values, where=np.isfinite(table.values), out=np.zeros_like(table.values)).max())
         for table in tables
     ]
-    grid = 2.0 ** (math.frexp(sum(magnitudes))[1] - 51)
-    return [LogTable(table.scope, np.round(table.values / grid) * grid) for table in tables]
+    step = find_grid_step(sum(magnitudes))
+    return [LogTable(table.scope, np.round(table.values / step) * step) for table in tables]
+
+
+def find_grid_step(total: float) -> float:
+    """A power of 2 such that sums of its multiples are exact, if their magnitudes add up to at most `total`."""
+    return 2.0 ** (math.frexp(total)[1] - 51)
 
 
 def _merge_lists(

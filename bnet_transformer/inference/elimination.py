@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from bnet_transformer.compiler.validate_inputs import is_readable
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
 from bnet_transformer.graph import NodeGroup
-from bnet_transformer.inference.chain import chain_log_partition
+from bnet_transformer.inference.chain import chain_log_partition, most_probable_path
 from bnet_transformer.inference.factors import LOG_ZERO, Factor, build_factors
 from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm.base import broadcast_shapes
@@ -167,6 +168,41 @@ def posterior(
     layout = execution.layout
     dims = [k for k in range(layout.batch_dim, layout.rank) if has_posterior_dim(execution, spec.group, k)]
     return probs.movedim(dim, -1).reshape([probs.shape[k] for k in dims] + [shape[dim]])
+
+
+@torch.no_grad()
+def find_best_path(
+    module: CompiledModule, target: str, evidence: Mapping[str, Evidence], *, budget: int, atol: float, **arguments: Any
+) -> tuple[Tensor, float]:
+    """The most probable states of a chain along the words that is the only choice of a sentence (Viterbi algorithm).
+
+    Args:
+        module: The compiled net.
+        target: The name of the chain, a node group without plates.
+        evidence: The observed values, by name of the node group.
+        budget: The maximum number of joint states of the choices on which one value depends.
+        atol: The absolute tolerance of evidence on nodes that are functions of their parents.
+        **arguments: The inputs and interventions of one sentence, as for `posterior`.
+
+    Returns:
+        The states `[word]`, of equally probable paths the smallest one, and `log P(states, evidence)`.
+    """
+    request = ExecutionRequest((), **arguments)
+    execution, factors = build_factors(module, evidence, target, request, atol=atol, budget=budget)
+    layout, index = execution.layout, module.network.graph.get_group(target).index
+    dims = layout.enumerated.index(index), layout.neighbour_dim(index)
+    # Sums of float32 numbers would lose the digits that decide between two paths.
+    factors = [replace(factor, table=factor.table.double()) for factor in factors]
+    tables = [factor.table for factor in factors if any(factor.table.shape[dim] > 1 for dim in dims)]
+    constants = [factor for factor in factors if all(factor.table.shape[dim] == 1 for dim in dims)]
+    unary, pair = (table[:, 0] for table in _arrange_chain(execution, tables, [index])[:2])
+    if index in layout.backward:
+        unary, pair = torch.cat([unary[:-1], unary[-1:] + pair[-1:, 0]]), pair[:-1].mT
+    else:
+        unary, pair = torch.cat([unary[:1] + pair[:1, 0], unary[1:]]), pair[1:]
+    states, log_prob = most_probable_path(*(t.where(t > LOG_ZERO / 2, -math.inf).cpu().numpy() for t in (unary, pair)))
+    log_prob += float(eliminate_choices(execution, constants, torch.float64)) if constants else 0.0
+    return torch.from_numpy(states), log_prob
 
 
 def _check_arguments(module: object, budget: object, atol: object) -> None:
@@ -420,6 +456,23 @@ def _sum_out_chains(
 
 def _sum_out_chain(execution: ExecutionState, tables: list[Tensor], chain: list[int]) -> Tensor:
     """The log of the sum over all joint states of one chain, with a word dim of size 1."""
+    layout, (unary, pair, shape) = execution.layout, _arrange_chain(execution, tables, chain)
+    if chain[0] in layout.backward:
+        unary, pair = unary.flip(0), pair.flip(0)
+    # The first word has no neighbour: its row of the pair table is the same for each state of the neighbour.
+    unary = torch.cat([unary[:1] + pair[:1, :, 0], unary[1:]])
+    return chain_log_partition(unary, pair[1:]).reshape(shape)
+
+
+def _arrange_chain(
+    execution: ExecutionState, tables: list[Tensor], chain: list[int]
+) -> tuple[Tensor, Tensor, list[int]]:
+    """The tables of one chain, added and flat in its batch dims and in its joint states.
+
+    Returns:
+        The tables of one word, `[word, batch, state]`; those of two neighbouring words, `[word, batch or 1, state of
+        the neighbour, state]`; and the shape of the batch in the layout.
+    """
     layout, states = execution.layout, [execution.count_states(i) for i in chain]
     dims, neighbour_dims = [layout.enumerated.index(i) for i in chain], [layout.neighbour_dim(i) for i in chain]
     has_neighbour = [any(table.shape[dim] > 1 for dim in neighbour_dims) for table in tables]
@@ -440,15 +493,9 @@ def _sum_out_chain(execution: ExecutionState, tables: list[Tensor], chain: list[
             table.expand(full).permute(order).reshape(full[layout.word_dim], -1, math.prod(full[d] for d in selected))
         )
 
-    count = math.prod(shape[dim] for dim in batch)
-    flat_unary = arrange(unary, dims).expand(-1, count, -1)
+    flat_unary = arrange(unary, dims).expand(-1, math.prod(shape[dim] for dim in batch), -1)
     flat_pair = arrange(pair, [*neighbour_dims, *dims]).unflatten(-1, (math.prod(states), -1))
-    if chain[0] in layout.backward:
-        flat_unary, flat_pair = flat_unary.flip(0), flat_pair.flip(0)
-    # The first word has no neighbour: its row of the pair table is the same for each state of the neighbour.
-    flat_unary = torch.cat([flat_unary[:1] + flat_pair[:1, :, 0], flat_unary[1:]])
-    total = chain_log_partition(flat_unary, flat_pair[1:])
-    return total.reshape([shape[dim] if dim in batch else 1 for dim in range(layout.rank)])
+    return flat_unary, flat_pair, [shape[dim] if dim in batch else 1 for dim in range(layout.rank)]
 
 
 def _detached_amax(table: Tensor, dims: int | list[int]) -> Tensor:

@@ -33,7 +33,7 @@ from bnet_transformer.inference.factor_graph import (
     locate_words,
     scatter_possible,
 )
-from bnet_transformer.inference.factors import LOG_ZERO
+from bnet_transformer.inference.factors import LOG_ZERO, EliminationProblem
 from bnet_transformer.inference.node_evaluator import NodeEvaluator, NodeQuery
 from bnet_transformer.inference.query import (
     MAX_DIMS,
@@ -47,6 +47,7 @@ from bnet_transformer.inference.query import (
 )
 from bnet_transformer.inference.routing import (
     Route,
+    find_elimination_problem,
     route_joint,
     route_log_evidence,
     route_posterior,
@@ -265,6 +266,8 @@ def find_marginal_map(query: Query, count: int) -> tuple[list[int], Tensor, Tens
         EvidenceError: The evidence is impossible; the error names the first impossible observation.
     """
     query, nodes = query.without_input_evidence(), [*query.nodes]
+    if count == 1 and is_single_chain(query):
+        return nodes, *_find_best_path(query)
     graph = find_maximisation_graph(query)
     if graph is not None:
         states, log_probs = graph.find_best(count)
@@ -281,6 +284,33 @@ def find_marginal_map(query: Query, count: int) -> tuple[list[int], Tensor, Tens
     return nodes, result, log_probs
 
 
+def is_single_chain(query: Query) -> bool:
+    """Whether the requested nodes and the observed ones are a chain along the words, and the only choices."""
+    model, (node, *_) = query.model, query.nodes or (None,)
+    group = None if node is None else model.ground.group_of(node)
+    if node is None or group is None or group.plates or model.count_states(node) ** 2 > query.budget:
+        return False
+    known = {*query.nodes, *query.evidence}
+    is_complete = all(member in known for member in model.ground.select_nodes(group).tolist())
+    problem = find_elimination_problem(query, node) if is_complete else None
+    if not isinstance(problem, EliminationProblem) or problem.fault is not None:
+        return False
+    return problem.enumerated == {group.index} and {*problem.chain_scopes} == {group.index}
+
+
+def _find_best_path(query: Query) -> tuple[Tensor, Tensor]:
+    """The most probable states of the nodes of a chain, `[1, node]`, and `log P(states, evidence)`, `[1]`."""
+    group = query.model.ground.group_of(query.nodes[0])
+    evidence, arguments = group_evidence(query.model, query.evidence), build_request_arguments(query.model)
+    states, log_prob = elimination.find_best_path(
+        query.module, group.name, evidence, budget=query.budget, atol=query.atol, **arguments
+    )
+    if log_prob == -math.inf:
+        raise_impossible_evidence(query)
+    columns = torch.tensor(query.nodes) - int(query.model.ground.offsets[group.index])
+    return states[columns][None], torch.tensor([log_prob], dtype=torch.float64)
+
+
 def find_maximisation_graph(query: Query) -> FactorGraph | None:
     """The factor graph for the most probable states of the nodes of a query; None if their joint table is required.
 
@@ -294,17 +324,18 @@ def find_maximisation_graph(query: Query) -> FactorGraph | None:
     return graph if isinstance(graph, FactorGraph) and excess is None else None
 
 
-def route_marginal_map(query: Query) -> Route:
-    """The route of the most probable joint states of the requested nodes, summed over all other choices.
+def route_marginal_map(query: Query, count: int) -> Route:
+    """The route of the `count` most probable joint states of the requested nodes, summed over all other choices.
 
     Raises:
         BudgetError: There are more joint states than the budget.
     """
     query = query.without_input_evidence()
-    question, graph = (
-        f"most probable states of {format_nodes(query.model, query.nodes)}",
-        find_maximisation_graph(query),
-    )
+    question = f"most probable states of {format_nodes(query.model, query.nodes)}"
+    if count == 1 and is_single_chain(query):
+        reason = "the choices are one chain along the words, whose most probable path the Viterbi algorithm finds"
+        return with_cost(replace(query, nodes=query.nodes[:1]), Route(question, "elimination", reason))
+    graph = find_maximisation_graph(query)
     if graph is None:
         return replace(with_cost(query, route_joint(query)), question=question)
     reason = "choices are summed out first, then the requested nodes are maximised out, one by one"

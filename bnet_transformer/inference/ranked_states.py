@@ -230,10 +230,10 @@ def compute_ranked_states(state: SentenceState, query: Query, count: int, method
     )
 
 
-def route_ranked_states(query: Query, question: str) -> Route:
-    """The route of the most probable joint states of the nodes of a query."""
+def route_ranked_states(query: Query, question: str, count: int) -> Route:
+    """The route of the `count` most probable joint states of the nodes of a query."""
     query = _without_observed_nodes(query)
-    route = route_marginal_map(query) if query.nodes else with_cost(query, route_log_evidence(query))
+    route = route_marginal_map(query, count) if query.nodes else with_cost(query, route_log_evidence(query))
     return replace(route, question=f"{question} of {format_nodes(query.model, query.nodes) or 'no node'}")
 
 
