@@ -164,11 +164,11 @@ def test_evidence_moves_the_posterior(source):
 
 
 def test_an_error_of_contributions_is_shown_in_their_section_and_blocks_nothing_else(source):
-    question = {"contributions": {"node": "y_2"}, "steps": [{"do": [["x_1_0", {"set": "zero"}]]}]}
+    question = {"contributions": {"node": "x_1_0"}, "steps": [{"do": [["x_1_0", {"set": "zero"}]]}]}
     description, _ = describe_page(
         source, "tab", parse_page_state({"model": "decoder", "text": TEXT, **question}, LIMITS)
     )
-    assert "a state of the readout" in description["live"]["contributions_error"]
+    assert "x_1_0" in description["live"]["contributions_error"]
     assert list(description["interventions"]) == ["x_1_0"] and not description["contributions"]
 
 
@@ -177,6 +177,23 @@ def test_a_posterior_and_contributions_are_shown_on_request(source):
     result = s.contributions("y_2", of=("cat", "dog"))
     question = {"node": "y_2", "of": ["cat", "dog"]}
     check_page(source, s, state(posterior=["y_2"], contributions=question), posterior=["y_2"], contributions=result)
+
+
+@pytest.mark.parametrize("model", ["decoder", "selector"])
+def test_contributions_without_a_state_are_those_of_the_most_probable_state_and_choice(source, model):
+    s = {"decoder": build_decoder, "selector": build_selector}[model]().sentence(TEXT)
+    page_state = parse_page_state({"model": model, "text": TEXT, "contributions": {"node": "y_2"}}, LIMITS)
+    description, _ = describe_page(source, "tab", page_state)
+    (shown,) = description["contributions"]
+    best = int(s.posterior("y_2").argmax())
+    if model == "selector":
+        choice = int(s.posterior("c").argmax())
+        assert f"c = {choice}" in shown["of"]
+        s = s.do(c=choice)
+    result = s.contributions("y_2", of=best)
+    expected = dict(zip([writer.name for writer in result.writers], result.parts.tolist(), strict=True))
+    assert {part["writer"]: part["part"] for part in shown["parts"]} == pytest.approx(expected, abs=1e-5)
+    assert shown["value"] == pytest.approx(result.value.item(), abs=1e-5)
 
 
 def test_the_lens_is_that_of_the_sentence(source):

@@ -70,12 +70,11 @@ def _describe(live: LiveSentence, state: PageState) -> tuple[dict[str, Any], byt
 
 
 def _compute_contributions(sentence: Sentence, question: Question | None) -> Contributions | None:
-    """The contributions to a readout."""
+    """The contributions to a readout: to the logit of its most probable state, if the question names no state."""
     if question is None:
         return None
-    if not question.of:
-        raise BNetError("contributions", expected="a state of the readout, or two states", actual="no state")
     states = [parse_state(sentence, question.node, text) for text in question.of]
+    states = states or [int(torch.argmax(sentence.posterior(question.node)))]
     result = sentence.contributions(question.node, of=states[0] if len(states) == 1 else tuple(states))
     if not isinstance(result, Contributions):
         raise BNetError("contributions", expected="a readout", actual=question.node)

@@ -100,7 +100,7 @@ function renderEvidenceSection(description, name, { state, change }) {
 function renderContributionsSection(description, name, { state, change }) {
   const isShown = state.contributions?.node === name, [first = "", second = ""] = isShown ? state.contributions?.of ?? [] : [];
   const form = renderForm("contributions", (fields) => change({ ...state, contributions: { node: name, of: statesOf(fields) } }),
-    ...renderStateInputs("the state whose logit is decomposed", first, second), htmlElement("button", { type: "submit" }, "show"));
+    ...renderStateInputs("the state whose logit is decomposed; by default the most probable one", first, second), htmlElement("button", { type: "submit" }, "show"));
   if (isShown) form.append(renderButton("no-contributions", "hide", () => change({ ...state, contributions: null })));
   const fault = isShown ? description.live.contributions_error : "";
   return renderSection("Contributions to the logit", "contributions", form, ...(fault ? [htmlElement("p", { class: "note", role: "alert" }, fault)] : []));
