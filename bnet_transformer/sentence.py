@@ -680,7 +680,8 @@ class Sentence(StructureQueries):
 
         The lens of slice t is the readout under `do(x_T = x_t)` for all words, so that all nodes between `x_T` and the
         readout are applied, such as a final norm (`lens.norm`). The lens of early slices is biased, because the readout
-        was trained for `x_T` only: `tuned` corrects this.
+        was trained for `x_T` only: `tuned` corrects this. If the readout depends on latent choices, each
+        distribution is the mean over their posterior given the evidence.
 
         Args:
             readout: The name of the readout, such as `"y"`; None for the only one.
@@ -692,8 +693,9 @@ class Sentence(StructureQueries):
             `[slice, word]`. `bt.plot` draws the grid.
 
         Raises:
-            BNetError: The net has no discrete readout of a state, the readout is set, or the states depend on latent
-                choices: set these by `do`.
+            BNetError: The net has no discrete readout of a state, or the readout is set.
+            BudgetError: The latent choices on which the readout depends have more than 256 joint states: set some by
+                `do`.
 
         >>> import bnet_transformer as bt
         >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])

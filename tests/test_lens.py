@@ -44,11 +44,7 @@ def words_of(s, name):
 @pytest.mark.parametrize("case", LENS_CASES, ids=lambda case: case.name)
 def test_each_slice_is_the_readout_after_do(case):
     s = case.sentence
-    latent = find_latent(s)
-    if latent:
-        with pytest.raises(bt.BNetError, match="latent choices"):
-            s.lens()
-        s = s.do(latent)
+    s = s.do(find_latent(s))
     lens = s.lens(top=2)
     last, readouts = words_of(s, lens.states[-1]), words_of(s, lens.readout)
     end = Categorical(logits=torch.stack([s.tpm(name).logits for name in readouts]))
@@ -64,6 +60,30 @@ def test_each_slice_is_the_readout_after_do(case):
         close(lens.probability(0)[t], expected.probs[:, 0])
         assert lens.rank(int(states[0, 1]))[t, 0] == 2
     close(lens.distribution(len(lens.states) - 1).probs, end.probs)
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in LENS_CASES if find_latent(case.sentence)], ids=lambda case: case.name
+)
+def test_a_lens_with_latent_choices_is_the_mean_over_their_posterior(case, tmp_path):
+    s = case.sentence
+    readout = words_of(s, s.do(find_latent(s)).lens().readout)[0]
+    s = s.observe({readout: 0})  # the posterior differs from the prior
+    lens = s.lens()
+    weights = s.posterior(lens.averaged)
+    for t in range(len(lens.states)):
+        expected = 0.0
+        for states in weights.nonzero().tolist():
+            known, states = dict(zip(lens.averaged, states, strict=True)), tuple(states)
+            expected = expected + weights[states] * s.do(known).lens().distribution(t).probs
+        close(lens.distribution(t).probs, expected)
+        close(lens.entropy[t], Categorical(probs=expected).entropy())
+    last = s.lens().distribution(-1).probs
+    for probs, name in zip(last[1:], words_of(s, lens.readout)[1:], strict=True):
+        close(probs, s.posterior(name))
+    lens.save(tmp_path / "lens.safetensors")
+    close(bt.load(tmp_path / "lens.safetensors").distribution(0).probs, lens.distribution(0).probs)
+    assert any(lens.averaged[0] in note for note in lens.notes)
 
 
 def test_chunks_of_slices_and_of_rows_agree(monkeypatch):

@@ -9,7 +9,8 @@ predictions from transformers with the tuned lens"): a tuned lens maps `x_t` by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,8 @@ from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer._core.saved_results import Fields, SavedResult, register_codec
 from bnet_transformer._core.tokens import as_labels, distinguish
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
+from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
+from bnet_transformer.inference.joint_posterior import joint_state_probs
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import with_sentence_scope
 from bnet_transformer.inference.selection import parse_indices, to_list
@@ -38,7 +40,6 @@ from bnet_transformer.residual_stream.lens_path import (
     entropy,
     find_lens_path,
     get_word_values,
-    latent_choice_error,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
     from bnet_transformer.residual_stream.tuned_lens import TunedLens
 
+MAX_JOINT_STATES = 256  # of the latent choices: each is a run of the net
 MAX_SHOWN_WORDS = 12  # columns of words in a notebook
 
 
@@ -56,34 +58,52 @@ class LensReader:
     Args:
         evaluator: The evaluator of the sentence.
         path: The states and the readout.
-        states: The states to which the readout is applied, `[slice, word, feature]`.
+        states: The states to which the readout is applied, in each joint state of the latent choices on which it
+            depends, `[joint state, slice, word, feature]`.
+        choices: The ground ids of these choices.
+        joint_states: Their joint states, `[joint state, choice]`.
+        log_weights: The log posterior probability of each joint state, `[joint state]`.
     """
 
     evaluator: NodeEvaluator
     path: LensPath
     states: Tensor
+    choices: tuple[int, ...] = ()
+    joint_states: Tensor = field(default_factory=lambda: torch.zeros(1, 0, dtype=torch.long))
+    log_weights: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
     _by_state: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @translate_memory_errors("lens")
     @torch.no_grad()
     def compute(self, slices: slice) -> Tensor:
-        """The log probabilities of some slices, `[slice, word, state]`."""
-        model, last = self.evaluator.model, self.path.states[-1].group
-        values = self.states[slices].unbind(1)
-        assigned = dict(zip(model.ground.select_nodes(last).tolist(), values, strict=True))
-        evaluator = self.evaluator.with_batched_states(assigned, with_sentence_scope(self.evaluator.module))
+        """The log probabilities of some slices, averaged over the joint states, `[slice, word, state]`."""
+        if not self.choices:
+            return self._compute_in_state(self.evaluator, self.states[0, slices])
+        total: Tensor | None = None
+        for states, row, weight in zip(self.states, self.joint_states, self.log_weights.tolist(), strict=True):
+            evaluator = fix_choices(self.evaluator, self.choices, row)
+            part = self._compute_in_state(evaluator, states[slices]) + weight
+            total = part if total is None else torch.logaddexp(total, part)
+        assert total is not None
+        return total
+
+    def _compute_in_state(self, evaluator: NodeEvaluator, states: Tensor) -> Tensor:
+        """The log probabilities of some slices without latent choices, `[slice, word, state]`."""
+        model, last = evaluator.model, self.path.states[-1].group
+        assigned = dict(zip(model.ground.select_nodes(last).tolist(), states.unbind(1), strict=True))
+        batched = evaluator.with_batched_states(assigned, with_sentence_scope(evaluator.module))
         readout = self.path.readout
         outputs = {parent.index for parent in readout.parents}
         outputs |= {selector for parent in readout.parents for _, selector in parent.pick}
         ancestral_set = model.network.graph.ancestral_set([readout.group.index])
-        log_probs = compute_log_probs(evaluator.execute(sorted(outputs), ancestral_set), readout)
+        log_probs = compute_log_probs(batched.execute(sorted(outputs), ancestral_set), readout)
         num_words = model.ground.word_counts[readout.group.word_stack] if readout.group.word_stack is not None else 1
         # A value that does not depend on the state, because nodes after it are set, has one row, or one word.
-        return log_probs.expand(self.states[slices].shape[0], num_words, -1)
+        return log_probs.expand(len(states), num_words, -1)
 
     def iter_chunks(self, count: int) -> Iterator[Tensor]:
         """The log probabilities of the first slices, some slices at a time, in order: `[slice, word, state]`."""
-        step = self.path.count_chunk_rows(self.states.shape[1])
+        step = self.path.count_chunk_rows(self.states.shape[2])
         for start in range(0, count, step):
             yield self.compute(slice(start, min(start + step, count)))
 
@@ -91,7 +111,7 @@ class LensReader:
         """The probability and the rank of a state of the readout, `[slice, word]` each, computed on first use."""
         if state not in self._by_state:
             probs, ranks = [], []
-            for log_probs in self.iter_chunks(len(self.states)):
+            for log_probs in self.iter_chunks(self.states.shape[1]):
                 column = log_probs[..., state]
                 probs.append(column.exp())
                 ranks.append(1 + (log_probs > column[..., None]).sum(-1))
@@ -120,6 +140,7 @@ class Lens(SavedResult):
         is_tuned: Whether a tuned lens maps the states.
         reader: Computes the distributions from the states.
         special: For each word, whether it is a special token; empty if this is unknown.
+        averaged: The names of the latent choices over whose posterior the distributions are averaged.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])
@@ -140,6 +161,7 @@ class Lens(SavedResult):
     is_tuned: bool
     reader: LensReader
     special: tuple[bool, ...] = ()
+    averaged: tuple[str, ...] = ()
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -151,7 +173,9 @@ class Lens(SavedResult):
             else "Early slices are biased: the readout was trained for the last state, and earlier states have another "
             "basis. A tuned lens (bt.fit_lens) corrects this."
         )
-        return f"Before {self.readout}, {applied}.", bias
+        names = ", ".join(self.averaged[:6]) + (", …" if len(self.averaged) > 6 else "")
+        mean = (f"The distributions are averaged over the posterior of {names}.",) if self.averaged else ()
+        return f"Before {self.readout}, {applied}.", bias, *mean
 
     def top(self, slice: int | str, word: int, count: int = 5) -> list[tuple[str, float]]:
         """The most probable words of one state of one word.
@@ -330,34 +354,55 @@ def compute_lens(state: SentenceState, readout: object = None, tuned: TunedLens 
         The lens.
 
     Raises:
-        BNetError: There is no such readout, its nodes are set, or the states depend on latent choices.
+        BNetError: There is no such readout, or its nodes are set.
+        BudgetError: The states depend on latent choices with too many joint states.
     """
     path = find_lens_path(state.network, readout)
     check_int("top", top)
     evaluator = state.evaluator
-    _check_readout_is_free(state, path)
-    states = read_states(evaluator, path)
     if tuned is not None:
         if not hasattr(tuned, "check_net"):
             raise BNetError("tuned", expected="a tuned lens, the result of bt.fit_lens", actual=tuned)
         tuned.check_net(state.network, path)
-        states = tuned.translate(states)
-    return _summarise(state, LensReader(evaluator, path, states), path, top, is_tuned=tuned is not None)
+    choices, rows, probs = _find_joint_states(state, _find_choices(state, path))
+    parts = [read_states(fix_choices(evaluator, choices, row) if choices else evaluator, path) for row in rows]
+    states = torch.stack([part if tuned is None else tuned.translate(part) for part in parts])
+    reader = LensReader(evaluator, path, states, choices, rows, probs.log())
+    return _summarise(state, reader, path, top, is_tuned=tuned is not None)
 
 
-def _check_readout_is_free(state: SentenceState, path: LensPath) -> None:
-    """Raise an error for a readout that is set, or that depends on a latent choice."""
+def fix_choices(evaluator: NodeEvaluator, choices: Sequence[int], states: Tensor) -> NodeEvaluator:
+    """The evaluator of the sentence with these choices at some states, `[choice]`."""
+    batched = evaluator.with_batched_states(dict(zip(choices, states[:, None], strict=True)), evaluator.module)
+    return NodeEvaluator(batched.module, batched.model, {})
+
+
+def _find_joint_states(state: SentenceState, choices: list[int]) -> tuple[tuple[int, ...], Tensor, Tensor]:
+    """The choices, their joint states that are possible, `[joint state, choice]`, and their posterior probabilities."""
+    if not choices:
+        return (), torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
+    sizes = [state.model.count_states(choice) for choice in choices]
+    if math.prod(sizes) > MAX_JOINT_STATES:
+        expected = f"at most {MAX_JOINT_STATES} joint states of the latent choices"
+        hint = f"Set or observe some of them, such as s.do({state.ground.name(choices[0])}=0).lens()"
+        raise BudgetError("lens", expected=expected, actual=f"{math.prod(sizes)}", hint=hint)
+    probs = joint_state_probs(state.query(choices))
+    possible = probs.nonzero()[:, 0]
+    return tuple(choices), torch.stack(torch.unravel_index(possible, sizes), 1), probs[possible]
+
+
+def _find_choices(state: SentenceState, path: LensPath) -> list[int]:
+    """The latent choices on which the readout depends; an error for a readout that is set."""
     ground, group = state.ground, path.readout.group
     nodes = ground.select_nodes(group).tolist()
     is_set = [ground.name(node) for node in nodes if node in state.model.do]
     if is_set:
         expected, hint = "a readout that is not set by do", f"Call undo({is_set[0]!r})"
         raise BNetError("lens", expected=expected, actual=f"{is_set[0]}, set by do", hint=hint)
-    if has_ancestor_choices(state.network, [group.index]):
-        parents = {parent for node in nodes for parent in ground.parents(node)}
-        choices = state.evaluator.find_open_choices(sorted(parents))
-        if choices:
-            raise latent_choice_error([ground.name(choice) for choice in choices])
+    if not has_ancestor_choices(state.network, [group.index]):
+        return []
+    parents = {parent for node in nodes for parent in ground.parents(node)}
+    return state.evaluator.find_open_choices(sorted(parents))
 
 
 @torch.no_grad()
@@ -395,7 +440,8 @@ def _summarise(state: SentenceState, reader: LensReader, path: LensPath, top: in
     labels = state.labels(node) or tuple(map(str, range(num_states)))
     names = readout.group.name, path.state_names, words, labels
     flags = (False,) * len(words) if stack is None else state.encoded.flag_special_words(state.network, stack)
-    return Lens(*names, top_states, probs, entropies, kl, path.norm, is_tuned, reader, flags)
+    averaged = tuple(map(ground.name, reader.choices))
+    return Lens(*names, top_states, probs, entropies, kl, path.norm, is_tuned, reader, flags, averaged)
 
 
 def _as_slice(index: int) -> slice:
@@ -404,18 +450,28 @@ def _as_slice(index: int) -> slice:
 
 
 def _to_fields(reader: LensReader) -> Fields:
-    """The sentence and the states; the net determines the path."""
+    """The sentence, the states and the latent choices; the net determines the path."""
     evaluator = reader.evaluator
     parts = {"model": evaluator.model, "evidence": evaluator.evidence, "states": reader.states}
-    return {**parts, "readout": reader.path.readout.group.name}
+    choices = {"choices": list(reader.choices), "joint_states": reader.joint_states, "log_weights": reader.log_weights}
+    return {**parts, **choices, "readout": reader.path.readout.group.name}
 
 
 def _from_fields(fields: Fields) -> LensReader:
     """The reader of `_to_fields`."""
-    network = fields["model"].network
+    network, states = fields["model"].network, fields["states"]
     evaluator = NodeEvaluator(CompiledModule(network).eval(), fields["model"], fields["evidence"])
-    return LensReader(evaluator, find_lens_path(network, fields["readout"]), fields["states"])
+    path = find_lens_path(network, fields["readout"])
+    return LensReader(evaluator, path, states, tuple(fields["choices"]), fields["joint_states"], fields["log_weights"])
 
 
-STORED_TYPES = {"model": GroundModel, "evidence": Mapping[int, Tensor], "states": Tensor, "readout": str}
+STORED_TYPES = {
+    "model": GroundModel,
+    "evidence": Mapping[int, Tensor],
+    "states": Tensor,
+    "choices": list[int],
+    "joint_states": Tensor,
+    "log_weights": Tensor,
+    "readout": str,
+}
 register_codec(LensReader, _to_fields, lambda fields, trust: _from_fields(fields), STORED_TYPES)
