@@ -771,14 +771,15 @@ class Sentence(StructureQueries):
         """What each writer (embedding, head, feed-forward step, bias) adds to a logit or to attention scores.
 
         The parts sum to the logit. They are an identity at this sentence with the scale of every norm on the way held
-        fixed (the result lists these norms). They are not the effects of an intervention.
+        fixed (the result lists these norms). They are not the effects of an intervention. If the node depends on latent
+        choices, the parts are those at the most probable joint state of these choices, which the result states.
 
         Args:
             node: A readout such as `"logits_9"` or `"y_9"`, or another node that is a sum, a linear map or a norm of
                 its parents. For the scores of a row of attention its name, such as `"j_1_0_9"` (slice, head, word).
             of: For a readout, a state or its label (its logit), a pair of these (the difference of the first and the
                 second logit), or a vector (the product with the value), as a tensor, an array or a list of floats. None
-                for scores.
+                (default) for scores, and for the most probable state of a readout.
             paths: 1 (default) for single writers, 2 for paths of two: the writers that each head reads through its
                 values, with its attention held fixed.
             exact: Whether to compute also the exact effect of each writer: the readout minus the readout of a run in
@@ -786,12 +787,13 @@ class Sentence(StructureQueries):
                 follow. For scores, `effects` has them, with the output zero at all words.
 
         Returns:
-            The parts: `Contributions` with `values` `[*states, writer, word]`; with `paths=2` `PathContributions`; for
+            The parts: `Contributions` with `values` `[writer, word]`; with `paths=2` `PathContributions`; for
             scores `ScoreContributions` with a table of pairs of writers.
 
         Raises:
             UnsupportedError: The parts do not sum to the readout, because a nonlinear node is on every path to it.
-            BNetError: `of` is missing or is no state of the node.
+            BNetError: `of` is no state of the node, or is missing for a node without states.
+            BudgetError: The latent choices have too many joint states.
 
         >>> import bnet_transformer as bt
         >>> net = bt.decoder(dim=8, heads=2, slices=2, norm="pre", vocabulary=["the", "a", "cat", "dog"])

@@ -22,8 +22,6 @@ UNDEFINED = {  # the cases without parts, with a term of the message
     "integrator": "ResNet",
     "cayley, arbitrary": "Triangular",
     "triangular": "Triangular",
-    "windowed selectors": "c_0",
-    "word, two slices": "c_0",
     "vanilla encoder, masked word": "transform with the TPM Activation",
     "vanilla encoder, class": "transform with the TPM Activation",
     "chapter": "Attention",
@@ -68,8 +66,7 @@ def test_parts_sum_to_the_readout_or_an_error_gives_the_reason(case):
             s.contributions(node, of=of)
         return
     result = s.contributions(node, of=of)
-    expected = compute_readout(s, node, of)
-    assert result.value.shape == expected.shape
+    expected = compute_readout(s.do(result.choices), node, of)
     close(result.value, expected)
     close(result.total, expected)
     assert result.writers and result.values.shape[-1] == len(s.words) + 1
@@ -420,7 +417,7 @@ def test_tables():
     ("node", "options", "key_term"),
     [
         ("logits_9", {"of": 0}, "allowed"),
-        ("logits_2", {}, "difference"),
+        ("x_2_2", {}, "difference"),
         ("logits_2", {"of": ("cat", "sat", "the")}, "pair"),
         ("logits_2", {"of": "dog"}, r"vocabulary|label|known"),
         ("logits_2", {"of": 7}, "0 to 2"),
@@ -446,20 +443,56 @@ def test_invalid_input(node, options, key_term):
         s.contributions(node, **options)
 
 
-def test_latent_choices_have_dims_and_no_tables():
-    s = get_case("chapter, two slices").sentence
-    result = s.contributions("y_2", of=(0, 1))
-    assert result.parts.shape == (2, len(result.writers))
-    for read in (result.to_dataframe, result.top, lambda: bt.plot(result)):
-        with pytest.raises(bt.BNetError, match=r"result\.values.*do\(c=0\)"):
-            read()
-    for item in (result, s.contributions("y_2", of=(0, 1), paths=2), s.contributions("j_1_2")):
-        assert dict(item.choices) == {"c": 2}
-        assert "2 states of c" in repr(item) and "2 states of c" in item._repr_html_()
-    with pytest.raises(bt.UnsupportedError, match="latent"):
-        s.contributions("y_2", of=(0, 1), exact=True)
-    for state in range(2):
-        close(s.do(c=state).contributions("y_2", of=(0, 1)).parts, result.parts[state])
+@pytest.mark.parametrize(
+    ("name", "node", "row"),
+    [
+        ("chapter, two slices", "y_2", "j_1_2"),
+        ("slice, codebook", "y_2", None),
+        ("word, two slices", "y_1", None),
+        ("windowed selectors", "y_2", None),
+        ("backward chain", "y_1", None),
+        ("experts", "y_1", None),
+    ],
+)
+def test_latent_choices_have_their_most_probable_states(name, node, row):
+    """The choices are those of the largest entry of the joint posterior, and the parts those after `do` of all."""
+    s = get_case(name).sentence
+    result = s.contributions(node, of=0)
+    best = [*result.choices]
+    probs = s.posterior(best)
+    close(probs[tuple(result.choices.values())], probs.max())
+    close(torch.tensor(result.choice_prob, dtype=probs.dtype), probs.max())
+    groups = {s.ground.group_of(s.ground.id(choice)) for choice in best}
+    nodes = [item for group in groups for item in s.ground.iter_names(group)]
+    for states in (dict.fromkeys(nodes, 0), {item: len(s.labels(item)) - 1 for item in nodes}):
+        after = s.do({**states, **result.choices})  # the other choices of the groups do not matter
+        expected = after.contributions(node, of=0)
+        close(expected.parts, result.parts)
+        close(result.total, result.value)
+        assert not expected.choices
+    has_heads = any(writer.kind == "attention" for writer in result.writers)
+    items = [result, *([s.contributions(node, of=0, paths=2)] if has_heads else [])]
+    items += [s.contributions(row)] if row is not None else []
+    for item in items:
+        assert all(f"{choice} = {state}" in repr(item) for choice, state in item.choices.items()) and item.choices
+        assert len(item.to_dataframe()) and bt.plot(item)
+
+
+def test_an_observed_choice_has_its_state_beside_open_ones():
+    s = get_case("windowed selectors").sentence
+    result = s.observe({"c_0_0": 0, "y_1": 1}).contributions("y_2", of=(0, 1))
+    expected = s.do({"c_0": [0, result.choices["c_0_1"], result.choices["c_0_2"]]}).contributions("y_2", of=(0, 1))
+    close(result.parts, expected.parts)
+    assert "c_0_0" not in result.choices
+
+
+def test_the_default_readout_is_the_most_probable_state():
+    for name, node in (("chapter, two slices", "y_2"), ("vanilla decoder, causal", "logits_2")):
+        s = get_case(name).sentence
+        result = s.contributions(node)
+        assert result.readout.states == (int(s.posterior("y_2").argmax()),)
+    exact = get_case("chapter, two slices").sentence.contributions("y_2", of=(0, 1), exact=True)
+    assert exact.effects.shape == (len(exact.writers),)
 
 
 def get_cells(figure):

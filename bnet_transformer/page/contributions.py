@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ import torch
 from bnet_transformer._core.naming import join_name
 from bnet_transformer.errors import BNetError, format_value
 from bnet_transformer.figures.labels import format_token
-from bnet_transformer.inference import SentenceState, joint_posterior
+from bnet_transformer.inference import SentenceState
 from bnet_transformer.residual_stream import Contributions
+from bnet_transformer.residual_stream.contributions import fix_choices
 from bnet_transformer.residual_stream.readout import compute_readout
 from bnet_transformer.residual_stream.results import ContributionTable, rank_writers
 from bnet_transformer.residual_stream.writers import Writer
@@ -46,14 +46,13 @@ def _describe_result(state: SentenceState, result: Contributions) -> dict[str, A
     """The parts of one readout."""
     _check_sentence(state, result)
     _check_value(state, result)
-    result, condition = _select_choices(state, result)
     parts = result.parts.double()
     order = rank_writers(parts, len(parts))
     shown, omitted = order[:MAX_PARTS], order[MAX_PARTS:]
     effects = None if result.effects is None else result.effects.double().tolist()
     return {
         "node": result.node,
-        "of": format_token(result.of, None) + condition,
+        "of": format_token(result.of, None) + result.describe_choices(),
         "value": float(result.value),
         "norms": list(result.norms),
         "has_effects": effects is not None,
@@ -70,28 +69,6 @@ def _describe_result(state: SentenceState, result: Contributions) -> dict[str, A
         "num_omitted": len(omitted),
         "omitted": float(parts[omitted].sum()),
     }
-
-
-def _select_choices(state: SentenceState, result: Contributions) -> tuple[Contributions, str]:
-    """The result at the most probable joint state of the latent choices on which it depends, and that state in words.
-
-    An average over the states would not be the contributions of any run, and its parts would hide the largest ones.
-    """
-    if not result.value.dim():
-        return result, ""
-    names = {spec.group.name: spec.group for spec in state.network.specs}
-    _, index = state.ground.unravel_index(state.ground.id(result.node))
-    if any(names[name].plates for name in result.choices):
-        hint = "Set or observe the latent choices before contributions(...)"
-        raise BNetError("contributions", expected="latent choices without plates", actual=[*result.choices], hint=hint)
-    nodes = [join_name(name, index[-1:] if names[name].word_stack else ()) for name in result.choices]
-    probs = joint_posterior(state.query([state.ground.id(name) for name in nodes]))
-    best = tuple(int(k) for k in torch.unravel_index(probs.argmax(), probs.shape))
-    states = ", ".join(f"{name} = {k}" for name, k in zip(nodes, best, strict=True))
-    condition = f" at {states}, the most probable latent choices (P = {float(probs[best]):.2g})"
-    effects = None if result.effects is None else result.effects[best]
-    selected = replace(result, values=result.values[best], value=result.value[best], effects=effects, choices={})
-    return selected, condition
 
 
 def _check_sentence(state: SentenceState, result: Contributions) -> None:
@@ -117,10 +94,12 @@ def _check_value(state: SentenceState, result: Contributions) -> None:
     if result.readout is None:  # an older file
         hint = "Call contributions(...) of this sentence"
         raise BNetError("contributions", expected=EXPECTED, actual="a result without its readout", hint=hint)
+    state, choices, _ = fix_choices(state, state.ground.id(result.node))
     value = compute_readout(state, result.node, result.readout)
     rounding = torch.finfo(result.value.dtype).eps ** 0.5
     if (
-        value is None
+        choices != result.choices
+        or value is None
         or value.shape != result.value.shape
         or not bool(
             torch.isclose(value.to(result.value), result.value, rtol=rounding, atol=rounding, equal_nan=True).all()

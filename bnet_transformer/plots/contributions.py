@@ -16,7 +16,7 @@ from bnet_transformer.plots.numbers import format_digits
 from bnet_transformer.plots.special_words import select_words
 from bnet_transformer.plots.sweeps import symmetric_limits
 from bnet_transformer.residual_stream import Contributions, PathContributions, ScoreContributions
-from bnet_transformer.residual_stream.results import KINDS, rank_writers
+from bnet_transformer.residual_stream.results import KINDS, ContributionTable, rank_writers
 from bnet_transformer.residual_stream.writers import Writer
 
 MAX_BARS = 16  # more writers are drawn as a heat map of slices and heads
@@ -51,6 +51,7 @@ def plot_contributions(
     value = format_digits(float(result.value), sign=True)
     canvas.set_title(f"{_format_readout(result.of)} at {result.node}: {value}", is_above_legend=by != "head")
     canvas.add_note(SCALE_NOTE if result.norms else "")
+    _note_choices(canvas, result)
 
 
 def _plot_writers(result: Contributions, canvas: Canvas, top: int) -> None:
@@ -124,7 +125,6 @@ def _plot_words(result: Contributions, canvas: Canvas, special: bool) -> None:
 def plot_path_contributions(result: PathContributions, canvas: Canvas, *, top: int = 12) -> None:
     """Plot the strongest paths of two as a heat map: the first writers as rows, the heads that read them as columns."""
     check_int("top", top)
-    result.to_dataframe()  # raises an error for latent choices
     magnitude = result.values.abs()
     heads = sorted(rank_writers(magnitude.amax(-1), top))
     writers = sorted(rank_writers(magnitude.amax(-2), top))
@@ -137,6 +137,7 @@ def plot_path_contributions(result: PathContributions, canvas: Canvas, *, top: i
     canvas.set_title(f"{_format_readout(result.of)} at {result.node}: paths of two")
     _note_selection(canvas, (len(writers), len(result.writers), "writers"), (len(heads), len(result.heads), "heads"))
     canvas.add_note("Attention and the scales of norms are held fixed.")
+    _note_choices(canvas, result)
 
 
 def _can_read(result: PathContributions, head: int, writer: int) -> bool:
@@ -170,6 +171,13 @@ def plot_score_contributions(
         canvas.add_note(f"The bias by distance adds {format_digits(float(result.positions[position]), sign=True)}.")
     if result.is_centred:
         canvas.add_note("Before the softmax, less the mean over the words attended to.")
+    _note_choices(canvas, result)
+
+
+def _note_choices(canvas: Canvas, result: ContributionTable) -> None:
+    """A note with the states of the latent choices that the contributions are of."""
+    text = result.describe_choices().strip()
+    canvas.add_note(f"{text[0].upper()}{text[1:]}." if text else "")
 
 
 def _note_selection(canvas: Canvas, *counts: tuple[int, int, str]) -> None:

@@ -20,7 +20,9 @@ from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.intervention_values import Zero
+from bnet_transformer.inference.joint_posterior import joint_state_probs
 from bnet_transformer.interventions.sweeps import sweep
+from bnet_transformer.reference import get_fixed
 from bnet_transformer.residual_stream.path_contributions import compute_paths
 from bnet_transformer.residual_stream.readout import Readout, compute_readout, make_run, parse_readout, seed_readout
 from bnet_transformer.residual_stream.results import Contributions, PathContributions, ScoreContributions
@@ -35,35 +37,62 @@ def compute_contributions(
     """The contributions to a readout, along paths of two, or to a row of attention scores."""
     check_choice("paths", paths, (1, 2))
     check_choice("exact", exact, (True, False))
-    row = find_attention_row(state.model, name)
+    row, digest = find_attention_row(state.model, name), state.encoded.digest(state.network)
     if row is not None:
         if of is not None or paths == 2:
             expected = f"None for {name}, a row of attention scores" if of is not None else "1 for attention scores"
             subject, actual = ("of", of) if of is not None else ("paths", paths)
             raise BNetError(subject, expected=expected, actual=actual)
+        group, index = row[0].group, row[1]
+        node = state.ground.select_nodes(group).reshape(state.ground.shapes[group.index])[index]
+        state, choices, prob = fix_choices(state, int(node))
         scores = compute_score_contributions(state, name, *row, exact=exact)
-        return replace(scores, digest=state.encoded.digest(state.network))
+        return replace(scores, choices=choices, choice_prob=prob, digest=digest)
     if paths == 2 and exact:
         hint = "Use paths=1 for the effects of writers"
         raise BNetError("exact", expected="False for paths=2, which have no effects", actual=exact, hint=hint)
     readout = parse_readout(state, name, of)
+    state, choices, prob = fix_choices(state, readout.node)
     if paths == 2:
-        return replace(compute_paths(state, name, readout), digest=state.encoded.digest(state.network))
+        return replace(compute_paths(state, name, readout), choices=choices, choice_prob=prob, digest=digest)
     run = make_run(state, readout)
     value, constant, seeds, active, norms = seed_readout(run, readout)
     table = collect_writers(run, run.pull_back(seeds, active), 1, split_reads=True)
     table = _add_constant(table, readout, constant)
-    if exact and value.dim():
-        hint = "Set or observe the latent choices first"
-        raise UnsupportedError("exact=True", expected="a readout without latent choices", hint=hint)
     effects = _compute_effects(state, name, readout, table.writers, value) if exact else None
     norms = (*table.norms, *norms)
     parts = table.writers, table.words, table.values[0]
     special = (*state.encoded.flag_special_tokens(state.network), False)  # the last entry is for nodes without words
-    choices = run.count_choice_states()
-    digest = state.encoded.digest(state.network)
     numbers = *parts, value, effects, readout, special
-    return Contributions(name, norms, readout.label, *numbers, choices=choices, digest=digest)
+    return Contributions(name, norms, readout.label, *numbers, choices=choices, choice_prob=prob, digest=digest)
+
+
+def fix_choices(state: SentenceState, node: int) -> tuple[SentenceState, dict[str, int], float]:
+    """The sentence at the most probable joint state of the latent choices on which a node depends.
+
+    The contributions are of this state, because an average over the states would be of no run of the net.
+
+    Returns:
+        The sentence with these choices set, as are the others of their groups, on which the node does not depend; the
+        state of each choice, by name; and the posterior probability of the joint state.
+
+    Raises:
+        BudgetError: The choices have too many joint states.
+    """
+    ground, model = state.ground, state.model
+    choices = state.evaluator.find_open_choices(sorted(ground.parents(node)))
+    if not choices:
+        return state, {}, 1.0
+    probs = joint_state_probs(state.query(choices))
+    states = torch.unravel_index(probs.argmax(), [model.count_states(choice) for choice in choices])
+    known = {**dict(zip(choices, states, strict=True)), **get_fixed(model, state.evidence)}
+    groups = {ground.group_of(choice) for choice in choices}
+    nodes = {node for group in groups for node in ground.select_nodes(group).tolist()} - state.interventions.keys()
+    interventions = {**state.interventions, **{node: known.get(node, torch.tensor(0)) for node in nodes}}
+    evidence = {node: value for node, value in state.evidence.items() if node not in nodes}
+    fixed = replace(state, interventions=interventions, evidence=evidence, previous=state.evaluator)
+    by_name = {ground.name(choice): int(state) for choice, state in zip(choices, states, strict=True)}
+    return fixed, by_name, float(probs.max())
 
 
 def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> WriterTable:

@@ -96,11 +96,6 @@ class LinearRun:
         """The layout of the values."""
         return self.execution.layout
 
-    def count_choice_states(self) -> dict[str, int]:
-        """The latent choices that have a dim in the values of nodes, with their numbers of states."""
-        groups = self.network.graph.groups
-        return {groups[index].name: self.execution.count_states(index) for index in self.layout.enumerated}
-
     @cached_property
     def set_groups(self) -> frozenset[int]:
         """The groups of which every node is set by `do`; nothing passes through them."""

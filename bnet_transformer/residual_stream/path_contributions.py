@@ -82,9 +82,7 @@ def compute_paths(state: SentenceState, name: str, readout: Readout) -> PathCont
     norms |= dict.fromkeys((*collect_writers(run, steps, 1).norms, *seed.norms))
     values = torch.cat([_stack_parts(branch, [*writers]) for branch in branches], -2)  # [*states, head, writer]
     heads_and_writers = direct.writers, tuple(writers.values())
-    return PathContributions(
-        name, tuple(norms), readout.label, *heads_and_writers, values, choices=run.count_choice_states()
-    )
+    return PathContributions(name, tuple(norms), readout.label, *heads_and_writers, values)
 
 
 def _stack_parts(branch: _ValueBranch, keys: Sequence[WriterKey]) -> Tensor:

@@ -22,6 +22,7 @@ from bnet_transformer.errors import NOT_GIVEN, BNetError, UnsupportedError
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.graph.transformer_lens import get_attention_name
 from bnet_transformer.inference import SentenceState
+from bnet_transformer.inference.joint_posterior import joint_state_probs
 from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
 from bnet_transformer.residual_stream.linear_paths import ActiveWords, LinearRun
 from bnet_transformer.residual_stream.results import ReadoutDirection
@@ -105,11 +106,13 @@ def _parse_direction(
         if tuple(vector.shape) != (size,) or not bool(vector.isfinite().all()):
             raise BNetError("of", expected=f"a finite vector of {size} numbers", actual=f"shape {tuple(vector.shape)}")
         return vector.to(device, dtype), "a direction", None
+    label_node = _find_label_node(state, node, size)
+    if of is None and label_node is not None:
+        of = int(joint_state_probs(state.query([label_node])).argmax())
     pair = tuple(of) if isinstance(of, tuple | list) else (of,)
     if of is None or len(pair) not in (1, 2):
         hint = f'For example contributions("{name}", of=0), or of=(0, 1) for a difference'
         raise BNetError("of", expected=OF_FORMS, hint=hint, actual=NOT_GIVEN if of is None else of)
-    label_node = _find_label_node(state, node, size)
     states = [_parse_state(state, label_node, name, size, item) for item in pair]
     labels = None if label_node is None else state.labels(label_node)
     direction = torch.zeros(size, dtype=dtype, device=device)

@@ -49,13 +49,16 @@ class ContributionTable(ComparableResult, ABC):
     Attributes:
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
-        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
+        choices: The latent choices on which the node depends, at the states that the contributions are of: the most
+            probable joint state.
+        choice_prob: The posterior probability of this joint state; 1 without latent choices.
         digest: A digest of the words of the sentence; empty if they are unknown.
     """
 
     node: str
     norms: tuple[str, ...]
     choices: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    choice_prob: float = field(default=1.0, kw_only=True)
     digest: str = field(default="", kw_only=True)
 
     @abstractmethod
@@ -87,27 +90,18 @@ class ContributionTable(ComparableResult, ABC):
         return frame.iloc[order]
 
     def __repr__(self) -> str:
-        if self.choices:
-            return f"{self.summary}\n{self._describe_states()}: use `values`, or do({next(iter(self.choices))}=0)"
         return f"{self.summary}\n{self._top_frame().to_string(index=False, float_format='{:+.4f}'.format)}"
 
     def _repr_html_(self) -> str:
-        if self.choices:
-            return "".join(f"<p>{html.escape(line)}</p>" for line in repr(self).splitlines())
         table = self._top_frame().to_html(index=False, float_format="{:+.4f}".format)
         return f"<p>{html.escape(self.summary)}</p>{table}"
 
-    def _describe_states(self) -> str:
-        """The states of the latent choices, such as "3 states of c"."""
-        return f"{' x '.join(map(str, self.choices.values()))} states of {', '.join(self.choices)}"
-
-    def _check_single_state(self, values: Tensor, event_dims: int) -> Tensor:
-        """Values without dims of states; raises an error if a latent choice has a dim."""
-        if values.dim() > event_dims:
-            subject = f"contributions to {self.node}"
-            hint = f"Use `result.values`, or s.do({next(iter(self.choices))}=0).contributions(...)"
-            raise BNetError(subject, expected="no latent choices", actual=self._describe_states(), hint=hint)
-        return values
+    def describe_choices(self) -> str:
+        """The states of the latent choices in words, such as " for the most probable choices c = 1 (P = 0.63)"."""
+        if not self.choices:
+            return ""
+        states = ", ".join(f"{name} = {state}" for name, state in self.choices.items())
+        return f" for the most probable choices {states} (P = {self.choice_prob:.2g})"
 
     def _describe_norms(self) -> str:
         """The norms whose scale was held fixed, in words."""
@@ -127,14 +121,16 @@ class Contributions(ContributionTable):
     Attributes:
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
-        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
+        choices: The latent choices on which the node depends, at the states that the contributions are of: the most
+            probable joint state.
+        choice_prob: The posterior probability of this joint state; 1 without latent choices.
         digest: A digest of the words of the sentence; empty if they are unknown.
         of: The readout in words, such as `"Mary - John"`.
         writers: The writers, from the words to the readout.
         words: The words of all stacks; the last entry, `""`, is for nodes without words.
-        values: The part of each writer and word, `[*states, writer, word]`. The word of a head is the word that it
-            reads, and that of other writers is their own. `states` are the latent choices as in `s[node]`.
-        value: The readout, `[*states]`.
+        values: The part of each writer and word, `[writer, word]`. The word of a head is the word that it
+            reads, and that of other writers is their own.
+        value: The readout, a number.
         effects: With `exact=True`, for each writer the readout minus the readout of a run in which the output of the
             writer is zero at the words of its row (`writer.words`) and all later nodes follow, `[writer]`; NaN for
             biases. None otherwise.
@@ -158,12 +154,12 @@ class Contributions(ContributionTable):
 
     @property
     def parts(self) -> Tensor:
-        """The part of each writer, `[*states, writer]`; the sum over the words."""
+        """The part of each writer, `[writer]`; the sum over the words."""
         return self.values.sum(-1)
 
     @property
     def total(self) -> Tensor:
-        """The sum of all parts, `[*states]`, which equals `value` up to rounding."""
+        """The sum of all parts, a number, which equals `value` up to rounding."""
         return self.parts.sum(-1)
 
     def __getitem__(self, name: str) -> Tensor:
@@ -173,7 +169,7 @@ class Contributions(ContributionTable):
             name: The name of a writer, such as `"a_3_2"`.
 
         Returns:
-            The part, `[*states]`.
+            The part, a number.
 
         Raises:
             UnknownNameError: There is no such writer.
@@ -196,7 +192,7 @@ class Contributions(ContributionTable):
         Returns:
             Pairs of a name and its part, in decreasing order of the absolute part.
         """
-        parts = self._check_single_state(self.parts, 1)
+        parts = self.parts
         order = parts.abs().argsort(descending=True, stable=True)[: check_int("count", count)]
         return [(self.writers[k].name, float(parts[k])) for k in order.tolist()]
 
@@ -207,7 +203,7 @@ class Contributions(ContributionTable):
         """
         import pandas as pd
 
-        parts = self._check_single_state(self.parts, 1).tolist()
+        parts = self.parts.tolist()
         heads = [(w, part) for w, part in zip(self.writers, parts, strict=True) if w.is_head and w.kind != "bias"]
         rows: dict[str, dict[tuple[int, ...], float]] = {}
         for writer, part in heads:
@@ -224,7 +220,7 @@ class Contributions(ContributionTable):
         """The parts by word: for heads the word that they read, for other writers their own word."""
         import pandas as pd
 
-        values = self._check_single_state(self.values, 2)
+        values = self.values
         columns = {}
         for kind in KINDS:
             index = [k for k, writer in enumerate(self.writers) if writer.kind == kind]
@@ -240,7 +236,7 @@ class Contributions(ContributionTable):
         """A data frame with one row for each writer: its name, kind, node group, part, and its effect if computed."""
         import pandas as pd
 
-        parts = self._check_single_state(self.parts, 1)
+        parts = self.parts
         frame = pd.DataFrame(
             {
                 "writer": [writer.name for writer in self.writers],
@@ -254,8 +250,8 @@ class Contributions(ContributionTable):
     @property
     def summary(self) -> str:
         """The subject, the value and the convention, in one line."""
-        value = f" = {float(self.value):.4f}" if self.value.dim() == 0 else ""
-        return f"contributions to {self.of} at {self.node}{value}; {self._describe_norms()}"
+        value = f"{float(self.value):.4f}{self.describe_choices()}"
+        return f"contributions to {self.of} at {self.node} = {value}; {self._describe_norms()}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -268,12 +264,14 @@ class PathContributions(ContributionTable):
     Attributes:
         node: The name of the readout.
         norms: The names of the norms whose scale was held fixed.
-        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
+        choices: The latent choices on which the node depends, at the states that the contributions are of: the most
+            probable joint state.
+        choice_prob: The posterior probability of this joint state; 1 without latent choices.
         digest: A digest of the words of the sentence; empty if they are unknown.
         of: The readout in words.
         heads: The heads that add to the readout, the last of the two.
         writers: The writers whose outputs are values of these heads, the first of the two.
-        values: The part of each path, `[*states, head, writer]`.
+        values: The part of each path, `[head, writer]`.
     """
 
     of: str
@@ -289,7 +287,7 @@ class PathContributions(ContributionTable):
     def _get_part_frame(self) -> pd.DataFrame:
         import pandas as pd
 
-        values = self._check_single_state(self.values, 2)
+        values = self.values
         names = [[writer.name for writer in axis] for axis in (self.heads, self.writers)]
         frame = pd.MultiIndex.from_product(names, names=["head", "writer"]).to_frame(index=False)
         return frame[["writer", "head"]].assign(part=to_numpy(values.flatten()))
@@ -298,7 +296,8 @@ class PathContributions(ContributionTable):
     def summary(self) -> str:
         """The subject, the size and the convention, in one line."""
         size = f"{len(self.writers)} writers through {len(self.heads)} heads"
-        return f"paths of two to {self.of} at {self.node}: {size}; attention held fixed; {self._describe_norms()}"
+        subject = f"paths of two to {self.of} at {self.node}{self.describe_choices()}"
+        return f"{subject}: {size}; attention held fixed; {self._describe_norms()}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -312,18 +311,20 @@ class ScoreContributions(ContributionTable):
     Attributes:
         node: The name of the row of attention, such as `"j_1_0_9"`.
         norms: The names of the norms whose scale was held fixed.
-        choices: The latent choices whose states are the first dims of `values`, with their numbers of states.
+        choices: The latent choices on which the node depends, at the states that the contributions are of: the most
+            probable joint state.
+        choice_prob: The posterior probability of this joint state; 1 without latent choices.
         digest: A digest of the words of the sentence; empty if they are unknown.
         queries: The writers on the side of the query.
         keys: The writers on the side of the key.
         words: The words j that the word attends to.
         indices: The index j of each of these words in its sentence.
-        values: The part of each pair in the centred score of each word, `[*states, query writer, key writer, word]`.
-        positions: The part of the bias by distance, `[*states, word]`; zeros without one.
-        scores: The centred scores, `[*states, word]`.
-        weights: The attention `P(j | i)` of these words, `[*states, word]`.
+        values: The part of each pair in the centred score of each word, `[query writer, key writer, word]`.
+        positions: The part of the bias by distance, `[word]`; zeros without one.
+        scores: The centred scores, `[word]`.
+        weights: The attention `P(j | i)` of these words, `[word]`.
         effects: With `exact=True`, for each writer by name, the centred scores minus those of a run in which the output
-            of the writer is zero at all words and all later nodes follow, `[*states, word]`. None otherwise.
+            of the writer is zero at all words and all later nodes follow, `[word]`. None otherwise.
         is_centred: Whether the mean over the words is subtracted from the scores and their parts.
     """
 
@@ -340,7 +341,7 @@ class ScoreContributions(ContributionTable):
 
     @property
     def total(self) -> Tensor:
-        """The sum of all parts, `[*states, word]`, which equals `scores` up to rounding."""
+        """The sum of all parts, `[word]`, which equals `scores` up to rounding."""
         return self.values.sum((-3, -2)) + self.positions
 
     def by_writer(self, side: str = "key") -> pd.DataFrame:
@@ -357,7 +358,7 @@ class ScoreContributions(ContributionTable):
 
         check_choice("side", side, ("query", "key"))
         writers, dim = (self.queries, 1) if side == "query" else (self.keys, 0)
-        parts = to_numpy(self._check_single_state(self.values, 3).sum(dim))
+        parts = to_numpy(self.values.sum(dim))
         names = pd.Index([writer.name for writer in writers], name=side)
         return pd.DataFrame(parts, index=names, columns=pd.Index(self._word_labels, name="word"))
 
@@ -378,7 +379,7 @@ class ScoreContributions(ContributionTable):
         Raises:
             BNetError: The row does not read this word.
         """
-        values = self._check_single_state(self.values, 3)
+        values = self.values
         if word is not None and check_int("word", word, minimum=0) not in self.indices:
             first, last = self.indices[0], self.indices[-1]
             is_gapless = last - first == len(self.indices) - 1
@@ -421,7 +422,7 @@ class ScoreContributions(ContributionTable):
         import pandas as pd
 
         positions = list(range(len(self.words))) if word == "all" else [self.at_word(word)[0]]  # type: ignore[arg-type]
-        values = self._check_single_state(self.values, 3)[..., positions]
+        values = self.values[..., positions]
         names = [[writer.name for writer in axis] for axis in (self.queries, self.keys)]
         axes = [*names, [self._word_labels[k] for k in positions]]
         frame = pd.MultiIndex.from_product(axes, names=["query", "key", "word"]).to_frame(index=False)
@@ -436,7 +437,8 @@ class ScoreContributions(ContributionTable):
         """The subject, the size and the convention, in one line."""
         size = f"{len(self.queries)} x {len(self.keys)} writers, {len(self.words)} words"
         convention = "centred" if self.is_centred else "not centred, as there is no softmax"
-        return f"contributions to the scores of {self.node}: {size}; {convention}; {self._describe_norms()}"
+        subject = f"contributions to the scores of {self.node}{self.describe_choices()}"
+        return f"{subject}: {size}; {convention}; {self._describe_norms()}"
 
 
 def rank_writers(parts: Tensor, count: int) -> list[int]:

@@ -88,10 +88,7 @@ def compute_score_contributions(
     scores, table = _centre(tpm, row.scores), _centre(tpm, table[..., row.words])
     numbers = table, _centre(tpm, row.positions), scores, row.weights
     is_centred = tpm.normaliser.kind == "softmax"
-    choices = run.count_choice_states()
-    return ScoreContributions(
-        name, tuple(norms), queries, keys, tokens, indices, *numbers, effects, is_centred, choices=choices
-    )
+    return ScoreContributions(name, tuple(norms), queries, keys, tokens, indices, *numbers, effects, is_centred)
 
 
 @dataclass(frozen=True)

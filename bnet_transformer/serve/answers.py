@@ -74,8 +74,8 @@ def _compute_contributions(sentence: Sentence, question: Question | None) -> Con
     if question is None:
         return None
     states = [parse_state(sentence, question.node, text) for text in question.of]
-    states = states or [int(torch.argmax(sentence.posterior(question.node)))]
-    result = sentence.contributions(question.node, of=states[0] if len(states) == 1 else tuple(states))
+    of = None if not states else states[0] if len(states) == 1 else tuple(states)
+    result = sentence.contributions(question.node, of)
     if not isinstance(result, Contributions):
         raise BNetError("contributions", expected="a readout", actual=question.node)
     return result
