@@ -13,6 +13,7 @@ from hypothesis.extra.numpy import arrays
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.inference import find_explained_nodes
+from bnet_transformer.inference.joint_posterior import find_maximisation_graph
 from bnet_transformer.reference import ReferenceRun
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, close, get_case, jitter
@@ -178,6 +179,56 @@ def test_the_best_path_of_a_chain_with_ties_is_the_smallest_of_all_paths(data):
     close(result.log_probs[0].item(), best)
     assert tuple(result.states[0].tolist()) == min(path for path, value in expected.items() if value > best - 1e-9)
     assert s.explain("most_probable").algorithm == "elimination"
+
+
+CHAINS = {  # the arrows to the second chain u, and those to the emissions e of z and f of u
+    "independent": ([], [], []),
+    "coupled": (["z"], [], []),
+    "a common emission": ([], ["u"], []),
+    "emissions of the word before": ([], [bt.Arrow("z", "before")], []),
+    "chains of emissions": ([], [bt.Arrow("e", "before")], [bt.Arrow("f", "before")]),
+}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_nodes_beside_a_complete_chain_are_the_maximum_over_all_joint_states(data):
+    """All nodes of one chain, and any nodes of a second chain, of another slice and of the emissions."""
+    to_u, to_e, to_f = CHAINS[data.draw(st.sampled_from(list(CHAINS)))]
+    nodes = [
+        bt.Node("z", Categorical(2), [bt.Arrow("z", "before")], ["word"]),
+        bt.Node("u", Categorical(2), [bt.Arrow("u", "before"), *to_u], ["word"]),
+        bt.Node("e", Categorical(2), ["z", *to_e], ["word"]),
+        bt.Node("f", Categorical(2), ["u", *to_f], ["word"]),
+    ]
+    has_slices = data.draw(st.booleans()) and not (to_u or to_e or to_f)
+    stack = bt.Stack(nodes[::2] if has_slices else nodes, slices=2 if has_slices else 1)
+    s = bt.BNet(bt.Declaration([stack]), seed=data.draw(st.integers(0, 99))).to(torch.float64).sentence(2)
+    others = data.draw(st.permutations([name for name in s.nodes if not name.startswith("z_0")]))
+    observed = [name for name in others if name[0] in "ef"][: data.draw(st.integers(0, 4))]
+    s = s.observe({name: data.draw(st.integers(0, 1)) for name in observed})
+    latent = [name for name in others if name not in observed][: data.draw(st.integers(0, 4))]
+    result = s.marginal_map([*data.draw(st.permutations(["z_0_0", "z_0_1"])), *latent])
+    expected = enumerate_log_probs(s, result.nodes)
+    close(result.log_probs[0].item(), max(expected.values()))
+    close(expected[tuple(result.states[0].tolist())], max(expected.values()))
+
+
+def test_plates_of_chains_are_found_by_elimination():
+    stack = bt.Stack(
+        [
+            bt.Node("z", Categorical(3), [bt.Arrow("z", "after")], ["head", "word"]),
+            bt.Node("e", Categorical(2), ["z"], ["head", "word"]),
+        ]
+    )
+    s = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 3)]), seed=0).to(torch.float64).sentence(4)
+    evidence = {"e_0": torch.arange(12).reshape(3, 4) % 2}
+    assert s.explain("most_probable", evidence).algorithm == "elimination"
+    best = s.most_probable(evidence)
+    query = s.observe(evidence).state.query([s.ground.id(name) for name in best.nodes])
+    states, log_probs = find_maximisation_graph(query).find_best(1)
+    assert [states[node].item() for node in query.nodes] == best.states[0].tolist()
+    close(best.log_probs, log_probs)
 
 
 def test_readouts_are_explained_by_marginal_map_only(chain):

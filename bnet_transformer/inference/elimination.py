@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -171,38 +172,61 @@ def posterior(
 
 
 @torch.no_grad()
-def find_best_path(
+def find_best_paths(
     module: CompiledModule, target: str, evidence: Mapping[str, Evidence], *, budget: int, atol: float, **arguments: Any
-) -> tuple[Tensor, float]:
-    """The most probable states of a chain along the words that is the only choice of a sentence (Viterbi algorithm).
+) -> tuple[dict[int, Tensor], float]:
+    """The most probable states of independent chains along the words, the only choices of a sentence (Viterbi 1967).
 
     Args:
         module: The compiled net.
-        target: The name of the chain, a node group without plates.
+        target: The name of one chain.
         evidence: The observed values, by name of the node group.
         budget: The maximum number of joint states of the choices on which one value depends.
         atol: The absolute tolerance of evidence on nodes that are functions of their parents.
         **arguments: The inputs and interventions of one sentence, as for `posterior`.
 
     Returns:
-        The states `[word]`, of equally probable paths the smallest one, and `log P(states, evidence)`.
+        The states `[node]` of each enumerated group, by its index, of equally probable paths the smallest one; and
+        `log P(states, evidence)`.
     """
     request = ExecutionRequest((), **arguments)
     execution, factors = build_factors(module, evidence, target, request, atol=atol, budget=budget)
-    layout, index = execution.layout, module.network.graph.get_group(target).index
-    dims = layout.enumerated.index(index), layout.neighbour_dim(index)
+    layout = execution.layout
     # Sums of float32 numbers would lose the digits that decide between two paths.
     factors = [replace(factor, table=factor.table.double()) for factor in factors]
-    tables = [factor.table for factor in factors if any(factor.table.shape[dim] > 1 for dim in dims)]
-    constants = [factor for factor in factors if all(factor.table.shape[dim] == 1 for dim in dims)]
-    unary, pair = (table[:, 0] for table in _arrange_chain(execution, tables, [index])[:2])
+    constants = [factor for factor in factors if all(size == 1 for size in factor.table.shape[: layout.batch_dim])]
+    log_prob = float(eliminate_choices(execution, constants, torch.float64)) if constants else 0.0
+    paths = dict[int, Tensor]()
+    for index in layout.enumerated:
+        dims = (layout.enumerated.index(index), layout.neighbour_dim(index))
+        tables = [factor.table for factor in factors if any(factor.table.shape[dim] > 1 for dim in dims)]
+        paths[index], log_prob_of_chain = _find_paths_of_group(execution, tables, index)
+        log_prob += log_prob_of_chain
+    return paths, log_prob
+
+
+def _find_paths_of_group(execution: ExecutionState, tables: list[Tensor], index: int) -> tuple[Tensor, float]:
+    """The most probable states of the chain of each plate, `[node]`, and the log of the product of their tables."""
+    layout, group = execution.layout, execution.network.specs[index].group
+    axes = [layout.axis(plate) for plate in group.plates]
+    shape = get_full_shape(execution, group.plates, group.word_stack, 1)
+    if not tables:  # one state
+        return torch.zeros(math.prod(shape), dtype=torch.long), 0.0
+    unary, pair, batch_shape = _arrange_chain(execution, tables, [index])
     if index in layout.backward:
-        unary, pair = torch.cat([unary[:-1], unary[-1:] + pair[-1:, 0]]), pair[:-1].mT
+        unary, pair = torch.cat([unary[:-1], unary[-1:] + pair[-1:, :, 0]]), pair[:-1].mT
     else:
-        unary, pair = torch.cat([unary[:1] + pair[:1, 0], unary[1:]]), pair[1:]
-    states, log_prob = most_probable_path(*(t.where(t > LOG_ZERO / 2, -math.inf).cpu().numpy() for t in (unary, pair)))
-    log_prob += float(eliminate_choices(execution, constants, torch.float64)) if constants else 0.0
-    return torch.from_numpy(states), log_prob
+        unary, pair = torch.cat([unary[:1] + pair[:1, :, 0], unary[1:]]), pair[1:]
+    unary, pair = (table.where(table > LOG_ZERO / 2, -math.inf).cpu() for table in (unary, pair))
+    pairs = pair.expand(-1, unary.shape[1], -1, -1)
+    found = [most_probable_path(unary[:, k].numpy(), pairs[:, k].numpy()) for k in range(unary.shape[1])]
+    states = torch.from_numpy(np.stack([path for path, _ in found]))  # [batch, word]
+    log_probs = torch.tensor([log_prob for _, log_prob in found], dtype=torch.float64).reshape(batch_shape)
+    batch_shape[layout.word_dim] = states.shape[1]
+    states = states.reshape(batch_shape).expand(shape)
+    log_probs = log_probs.expand([size if dim in axes else 1 for dim, size in enumerate(shape)])
+    others = [dim for dim in range(layout.rank) if dim not in (*axes, layout.word_dim)]
+    return states.permute(*others, *axes, layout.word_dim).flatten(), float(log_probs.sum())
 
 
 def _check_arguments(module: object, budget: object, atol: object) -> None:

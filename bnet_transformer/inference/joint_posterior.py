@@ -266,8 +266,8 @@ def find_marginal_map(query: Query, count: int) -> tuple[list[int], Tensor, Tens
         EvidenceError: The evidence is impossible; the error names the first impossible observation.
     """
     query, nodes = query.without_input_evidence(), [*query.nodes]
-    if count == 1 and is_single_chain(query):
-        return nodes, *_find_best_path(query)
+    if count == 1 and has_only_chains(query):
+        return nodes, *_find_best_paths(query)
     graph = find_maximisation_graph(query)
     if graph is not None:
         states, log_probs = graph.find_best(count)
@@ -284,31 +284,32 @@ def find_marginal_map(query: Query, count: int) -> tuple[list[int], Tensor, Tens
     return nodes, result, log_probs
 
 
-def is_single_chain(query: Query) -> bool:
-    """Whether the requested nodes and the observed ones are a chain along the words, and the only choices."""
-    model, (node, *_) = query.model, query.nodes or (None,)
-    group = None if node is None else model.ground.group_of(node)
-    if node is None or group is None or group.plates or model.count_states(node) ** 2 > query.budget:
-        return False
-    known = {*query.nodes, *query.evidence}
-    is_complete = all(member in known for member in model.ground.select_nodes(group).tolist())
-    problem = find_elimination_problem(query, node) if is_complete else None
+def has_only_chains(query: Query) -> bool:
+    """Whether the requested nodes and the observed ones are independent chains along the words, the only choices."""
+    model, network = query.model, query.model.network
+    problem = find_elimination_problem(query, query.nodes[0]) if query.nodes else None
     if not isinstance(problem, EliminationProblem) or problem.fault is not None:
         return False
-    return problem.enumerated == {group.index} and {*problem.chain_scopes} == {group.index}
+    single = {first for first, scope in problem.chain_scopes.items() if {*scope} == {first}}
+    nodes = {n for i in problem.enumerated for n in model.ground.select_nodes(network.specs[i].group).tolist()}
+    is_complete = {*query.nodes} <= nodes <= {*query.nodes, *query.fixed}
+    has_small_tables = all(model.count_states(node) ** 2 <= query.budget for node in nodes)
+    return problem.enumerated == single and is_complete and has_small_tables
 
 
-def _find_best_path(query: Query) -> tuple[Tensor, Tensor]:
-    """The most probable states of the nodes of a chain, `[1, node]`, and `log P(states, evidence)`, `[1]`."""
-    group = query.model.ground.group_of(query.nodes[0])
+def _find_best_paths(query: Query) -> tuple[Tensor, Tensor]:
+    """The most probable states of the nodes of chains, `[1, node]`, and `log P(states, evidence)`, `[1]`."""
+    ground = query.model.ground
     evidence, arguments = group_evidence(query.model, query.evidence), build_request_arguments(query.model)
-    states, log_prob = elimination.find_best_path(
-        query.module, group.name, evidence, budget=query.budget, atol=query.atol, **arguments
+    name = ground.group_of(query.nodes[0]).name
+    paths, log_prob = elimination.find_best_paths(
+        query.module, name, evidence, budget=query.budget, atol=query.atol, **arguments
     )
     if log_prob == -math.inf:
         raise_impossible_evidence(query)
-    columns = torch.tensor(query.nodes) - int(query.model.ground.offsets[group.index])
-    return states[columns][None], torch.tensor([log_prob], dtype=torch.float64)
+    groups = [ground.group_of(node).index for node in query.nodes]
+    states = [paths[k][node - int(ground.offsets[k])] for k, node in zip(groups, query.nodes, strict=True)]
+    return torch.stack(states)[None], torch.tensor([log_prob], dtype=torch.float64)
 
 
 def find_maximisation_graph(query: Query) -> FactorGraph | None:
@@ -332,8 +333,8 @@ def route_marginal_map(query: Query, count: int) -> Route:
     """
     query = query.without_input_evidence()
     question = f"most probable states of {format_nodes(query.model, query.nodes)}"
-    if count == 1 and is_single_chain(query):
-        reason = "the choices are one chain along the words, whose most probable path the Viterbi algorithm finds"
+    if count == 1 and has_only_chains(query):
+        reason = "the choices are chains along the words, whose most probable paths the Viterbi algorithm finds"
         return with_cost(replace(query, nodes=query.nodes[:1]), Route(question, "elimination", reason))
     graph = find_maximisation_graph(query)
     if graph is None:
