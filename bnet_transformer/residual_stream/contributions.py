@@ -18,9 +18,10 @@ from bnet_transformer._core.checks import check_choice
 from bnet_transformer._core.naming import join_name
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError, UnsupportedError
+from bnet_transformer.graph import ancestors
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.intervention_values import Zero
-from bnet_transformer.inference.joint_posterior import joint_state_probs
+from bnet_transformer.inference.joint_posterior import find_marginal_map, joint_log_evidence
 from bnet_transformer.interventions.sweeps import sweep
 from bnet_transformer.reference import get_fixed
 from bnet_transformer.residual_stream.path_contributions import compute_paths
@@ -83,8 +84,8 @@ def fix_choices(state: SentenceState, node: int) -> tuple[SentenceState, dict[st
     choices = state.evaluator.find_open_choices(sorted(ground.parents(node)))
     if not choices:
         return state, {}, 1.0
-    probs = joint_state_probs(state.query(choices))
-    states = torch.unravel_index(probs.argmax(), [model.count_states(choice) for choice in choices])
+    query = state.query(choices)
+    choices, (states,), (log_prob,) = find_marginal_map(query, 1)
     known = {**dict(zip(choices, states, strict=True)), **get_fixed(model, state.evidence)}
     groups = {ground.group_of(choice) for choice in choices}
     nodes = {node for group in groups for node in ground.select_nodes(group).tolist()} - state.interventions.keys()
@@ -92,7 +93,7 @@ def fix_choices(state: SentenceState, node: int) -> tuple[SentenceState, dict[st
     evidence = {node: value for node, value in state.evidence.items() if node not in nodes}
     fixed = replace(state, interventions=interventions, evidence=evidence, previous=state.evaluator)
     by_name = {ground.name(choice): int(state) for choice, state in zip(choices, states, strict=True)}
-    return fixed, by_name, float(probs.max())
+    return fixed, by_name, float((log_prob - joint_log_evidence(replace(query, nodes=()))).exp())
 
 
 def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> WriterTable:
@@ -126,7 +127,10 @@ def _compute_effects(
             effects[k] = value.double() - removed.double()
     elif cells:
         metric = _build_metric(name, readout)
-        sentence = SimpleNamespace(state=state)
+        above = {*ancestors(state.ground, [readout.node])}
+        observed = {node: value for node, value in get_fixed(state.model, state.evidence).items() if node in above}
+        interventions = {**state.interventions, **observed}  # sweeps accept no evidence
+        sentence = SimpleNamespace(state=replace(state, interventions=interventions, evidence={}, previous=None))
         at = {f"{writers[k].name} ({writers[k].kind})": nodes for k, nodes in cells.items()}
         result = sweep(Zero(), sentence, at=at, metric=metric, progress=False)
         effects[list(cells)] = -result.values.double()

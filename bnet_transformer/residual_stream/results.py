@@ -100,8 +100,9 @@ class ContributionTable(ComparableResult, ABC):
         """The states of the latent choices in words, such as " for the most probable choices c = 1 (P = 0.63)"."""
         if not self.choices:
             return ""
-        states = ", ".join(f"{name} = {state}" for name, state in self.choices.items())
-        return f" for the most probable choices {states} (P = {self.choice_prob:.2g})"
+        states = [f"{name} = {state}" for name, state in self.choices.items()]
+        states = [*states[:4], f"… ({len(states)})"] if len(states) > 5 else states
+        return f" for the most probable choices {', '.join(states)} (P = {self.choice_prob:.2g})"
 
     def _describe_norms(self) -> str:
         """The norms whose scale was held fixed, in words."""
