@@ -409,3 +409,67 @@ def test_a_metric_that_no_cell_changes_has_effects_of_zero_with_a_note(at):
             assert result.effects.nan_to_num().abs().max() < 1e-14
             assert any("no cell changes" in note for note in result.notes)
     assert not bt.sweep(clean, corrupt, at=at, metric={"y_2": "sat"}).notes
+
+
+def cast_pairs(pairs, dtype):
+    """The same sentences in the same net with weights of another type."""
+    net = pairs[0][0].net.to(dtype)
+    return [[net.sentence(s.words) for s in side] for side in pairs]
+
+
+HALF_TOLERANCE = {torch.bfloat16: 0.2, torch.float16: 0.02}
+
+
+@pytest.mark.parametrize("dtype", HALF_TOLERANCE)
+@pytest.mark.parametrize("first_order", [False, True])
+def test_effects_in_half_precision_are_those_of_the_same_weights_in_float64(dtype, first_order):
+    """Rounding in half precision is no reason to report a gradient or an effect as zero."""
+    half = cast_pairs(make_decoder_pairs(torch.float32), dtype)
+    exact = cast_pairs(half, D)
+    for at in ("x", "edges", ["x_1_2"]):
+        options = {"at": at, "metric": {"y_2": "cat"}, "first_order": first_order}
+        result, oracle = (bt.sweep(*pair, **options) for pair in (half, exact))
+        scale = float(oracle.effects.nan_to_num().abs().max())
+        close(result.effects, oracle.effects, HALF_TOLERANCE[dtype] * scale)
+        assert not result.notes and scale > 0.1
+
+
+@pytest.mark.parametrize("first_order", [False, True])
+def test_notes_do_not_depend_on_the_unit_of_the_metric(first_order):
+    """Effects are linear in the metric: a factor that is a power of two changes no digit."""
+    clean, corrupt = make_decoder_pairs(torch.float32)
+    kl = build_divergences(clean)["KL"]
+    for metric in (kl, lambda y_2: y_2[:, 1].exp()):
+        one, small = (
+            bt.sweep(clean, corrupt, metric=lambda y_2, f=f, m=metric: f * m(y_2), first_order=first_order)
+            for f in (1.0, 2.0**-40)
+        )
+        torch.testing.assert_close(small.effects, one.effects * 2.0**-40, rtol=0, atol=0)
+        assert small.notes == one.notes == () and one.effects.abs().max() > 1e-3
+
+
+def test_the_gradient_of_improbable_states_is_not_zero():
+    """Log probabilities of -1e6 have errors of 1, on which the gradient of their difference does not depend."""
+    clean, corrupt = make_decoder_pairs(torch.float32, 1e6)
+    logs = corrupt[0].tpm("y_2").logits.log_softmax(-1)
+    first, second = logs.argsort()[:2].tolist()
+    query = {"metric": {"y_2": (first, second)}, "first_order": True, "at": ["x_2_2"]}
+    pair = clean[:1], corrupt[:1]
+    result, exact = (bt.sweep(*sides, **query) for sides in (pair, cast_pairs(pair, D)))
+    assert logs[second] < -1e5 and not result.notes
+    close(result.effects / exact.effects, torch.ones_like(exact.effects), 1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"steps": 8}, {"steps": 2, "at": "edges"}])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, D])
+def test_a_piecewise_constant_metric_is_an_error_only_if_it_differs_between_the_runs(options, dtype):
+    clean, corrupt = make_decoder_pairs(dtype)
+    query = {"first_order": True, **options}
+    result = bt.sweep(clean, corrupt, metric=lambda y_2: y_2[:, 0] * 0 + 1, **query)
+    assert bool((result.effects.nan_to_num() == 0).all())
+    assert any("no cell changes" in note for note in result.notes)
+    threshold = float(torch.stack([s.tpm("y_2").logits.log_softmax(-1)[0] for s in (clean[0], corrupt[0])]).mean())
+    step = lambda y_2: y_2[:, 0] * 0 + (y_2[:, 0] > threshold)  # noqa: E731
+    with pytest.raises(bt.BNetError, match="gradient of zero") as caught:
+        bt.sweep(clean, corrupt, metric=step, **query)
+    assert ("steps=8" in str(caught.value)) == (options.get("steps") != 8)  # no advice to repeat the same call

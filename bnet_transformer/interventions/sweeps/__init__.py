@@ -26,14 +26,16 @@ from bnet_transformer.inference.routing import Route
 from bnet_transformer.interventions.sweeps.calibration import EstimateCalibration
 from bnet_transformer.interventions.sweeps.cell_result import CellResult
 from bnet_transformer.interventions.sweeps.cell_route import route_cells
-from bnet_transformer.interventions.sweeps.engine import CellOutcomes, get_rounding_error, run_cells
+from bnet_transformer.interventions.sweeps.engine import CellOutcomes, run_cells
 from bnet_transformer.interventions.sweeps.examples import DEFAULT_MEMORY
 from bnet_transformer.interventions.sweeps.first_order import estimate_cells
 from bnet_transformer.interventions.sweeps.lengths import LengthPart, join_examples, parse_requests
 from bnet_transformer.interventions.sweeps.metric import describe_metric
 from bnet_transformer.interventions.sweeps.request import ABLATIONS, SweepRequest
 from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
-from bnet_transformer.interventions.sweeps.sparse_update import find_needed_positions
+
+ROUNDING_STEPS = 4  # effects below this number of rounding steps of the metric are rounding errors
+ADVISED_STEPS = 8  # enough to average gradients of which one is zero
 
 __all__ = ["EstimateCalibration", "Mediation", "Sweep", "explain_sweep", "mediation", "sweep"]
 
@@ -146,23 +148,27 @@ def sweep(
 
 
 def _explain_zeros(request: SweepRequest, result: CellOutcomes) -> tuple[str, ...]:
-    """The notes on effects and gradients of zero; an error if the gradient is zero in all examples."""
-    side, stationary = request.options.side_names[1], int(result.is_stationary.sum())
-    if stationary == len(result.is_stationary):
-        expected = f"a metric whose gradient is not zero at the {side} run, for first_order=True"
-        hint = "Use steps=8, the log probability of a state as the metric, or first_order=False"
-        actual = "a gradient of zero, as of a divergence at its minimum"
+    """The notes on effects and gradients of zero; an error if they contradict the difference of the two runs."""
+    options, stationary = request.options, int(result.is_stationary.sum())
+    has_difference = result.source is None or not torch.equal(result.source, result.base)
+    if stationary == len(result.base) and has_difference:
+        runs = "every interpolated run" if options.steps else f"the {options.side_names[1]} run"
+        expected = f"a metric whose gradient is not zero at {runs}, for first_order=True"
+        actual = "a gradient of zero, as of a divergence at its minimum or of a metric that is piecewise constant"
+        has_more_steps = options.steps < ADVISED_STEPS and request.source is not None
+        advice = f"steps={ADVISED_STEPS}, " if has_more_steps else ""
+        hint = f"Use {advice}the log probability of a state as the metric, or first_order=False"
         raise BNetError("metric", expected=expected, actual=actual, hint=hint)
     notes = []
     if stationary:
-        notes.append(
-            f"the gradient of the metric is zero at the {side} run of {stationary} of {len(result.base)} examples"
-        )
-    model = request.base.model
-    rounding = get_rounding_error(model, find_needed_positions(model, request.metric.nodes))
-    effects = (result.values - result.base).nan_to_num()
-    if bool((effects.abs() <= rounding * result.base.abs().clamp(min=1)).all()):
-        notes.append("no cell changes the metric: all effects are zero, or rounding errors")
+        notes.append(f"the gradient of the metric is zero in {stationary} of {len(result.base)} examples")
+    # Sums are accumulated in float32 or better, so that a run repeats its metric to a few steps of that type. A larger
+    # bound, or an absolute one, would hide effects on a small metric or in half precision.
+    precision = torch.finfo(torch.promote_types(request.base.model.network.dtype, torch.float32))
+    is_unchanged = torch.isclose(result.values, result.base, rtol=ROUNDING_STEPS * precision.eps, atol=0)
+    if bool((is_unchanged | result.values.isnan()).all()):  # NaN: no cell
+        order = ", to first order" if options.first_order else ""
+        notes.append(f"no cell changes the metric by more than its rounding error{order}")
     return tuple(notes)
 
 

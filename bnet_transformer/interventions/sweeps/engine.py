@@ -52,10 +52,9 @@ from bnet_transformer.interventions.sweeps.sparse_update import (
     estimate_bytes,
     find_needed_positions,
 )
-from bnet_transformer.reference import GroundModel, locate_node
+from bnet_transformer.reference import locate_node
 
 Outcomes = dict[int, Tensor]
-ROUNDING_STEPS = 32  # the rounding error of the sums of one node, in rounding steps
 
 
 @dataclass(frozen=True)
@@ -365,11 +364,6 @@ def find_effective_cells(run: PatchedRun, patches: Mapping[int, Sequence[GroupPa
             effective.append(patch.cells[differs].numpy())
     cell_ids: IntArray = np.unique(np.concatenate(effective)) if effective else np.zeros(0, dtype=np.int64)
     return cell_ids
-
-
-def get_rounding_error(model: GroundModel, needed: NeededPositions) -> float:
-    """The relative rounding error of the outcomes of a run, which grows with the number of node groups before them."""
-    return float(torch.finfo(model.network.dtype).eps) * (ROUNDING_STEPS + len(needed.ancestor_words))
 
 
 @dataclass(frozen=True)

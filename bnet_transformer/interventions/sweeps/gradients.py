@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.sweeps.engine import BaseRun, ExampleBatch, Outcomes, get_rounding_error
+from bnet_transformer.interventions.sweeps.engine import BaseRun, ExampleBatch, Outcomes
 from bnet_transformer.interventions.sweeps.examples import Overrides
 from bnet_transformer.interventions.sweeps.metric import Metric
 from bnet_transformer.interventions.sweeps.patched_run import PatchedRun
 from bnet_transformer.interventions.sweeps.sparse_update import get_layout_shape
 
+ROUNDING_STEPS = 32  # the rounding error of the sums of one node, in rounding steps
+HALF_BITS = 16
 EAP_IG_INPUTS, EAP_IG_ACTIVATIONS = CONVENTIONS = ("eap-ig", "eap-ig-activations")
 
 
@@ -177,10 +179,15 @@ def _find_stationary(batch: ExampleBatch, metric: Metric, outcomes: Outcomes, sl
     """Whether the gradient of the metric is zero up to rounding, such as that of KL at its minimum: `[example]`.
 
     A slope is zero if it is not greater than what rounding of the outcomes makes of zero: its change if the outcomes
-    change by the rounding error of the run. For log probabilities y, with the slopes g, the gradient with respect to
-    logits is `g - exp(y) sum(g)`, so that the rounding errors of its terms are added.
+    change by the rounding error of the run, which grows with the number of node groups. For log probabilities y, with
+    the slopes g, the gradient with respect to logits is `g - exp(y) sum(g)`, so that the rounding error of exp(y) is
+    added. In half precision this error is as large as gradients are, so that only a gradient of exactly 0 is zero.
     """
-    rounding = get_rounding_error(batch.base.model, batch.needed)
+    precision = torch.finfo(batch.base.model.network.dtype)
+    if precision.bits <= HALF_BITS:
+        by_node = [(slope[0].reshape(slope.shape[1], -1) == 0).all(-1) for slope in slopes.values()]
+        return torch.stack(by_node).all(0).cpu()
+    rounding = precision.eps * (ROUNDING_STEPS + len(batch.needed.ancestor_words))
     generator = torch.Generator().manual_seed(0)
     moved = dict[int, Tensor]()
     for node, value in outcomes.items():
@@ -197,7 +204,7 @@ def _find_stationary(batch: ExampleBatch, metric: Metric, outcomes: Outcomes, sl
         slope, moved_slope, terms = slopes[node], moved_slopes[node], torch.zeros_like(value)
         if batch.has_log_probs(node):
             probs = value.exp()
-            terms = rounding * _get_error_scale(value) * (slope.abs() + probs * slope.abs().sum(-1, keepdim=True))
+            terms = rounding * _get_error_scale(value) * probs * slope.abs().sum(-1, keepdim=True)
             slope = slope - probs * slope.sum(-1, keepdim=True)
             moved_slope = moved_slope - moved[node].exp() * moved_slope.sum(-1, keepdim=True)
         is_zero = slope.abs() <= terms + _find_largest(moved_slope - slope)
