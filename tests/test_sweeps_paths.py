@@ -217,6 +217,17 @@ def test_mediation_is_two_sweeps():
         assert float(torch.as_tensor(result.interaction).nan_to_num().abs().max()) > 1e-3
 
 
+def test_a_mediation_that_no_cell_changes_has_a_note():
+    """By the mask of a causal net, word 0 depends on no word after it, and word 2 on all of them."""
+    net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog", "sat"])
+    clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+    for node, is_constant in (("y_0", True), ("y_2", False)):
+        result = bt.mediation(clean, corrupt, through="x", metric={node: "cat"})
+        for text in (" ".join(result.notes), repr(result), result._repr_html_(), repr(result.of("indirect"))):
+            assert ("no cell changes" in text) == is_constant
+        assert bool((result.indirect == 0).all()) == is_constant
+
+
 def test_a_mediator_on_every_path_has_no_direct_effect():
     corrupt = make_sentences(make_net(residual=False))[1]
     clean = corrupt.do({"x_0_1": torch.ones(4, dtype=D)})

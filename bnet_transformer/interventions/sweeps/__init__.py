@@ -297,7 +297,8 @@ def mediation(
         progress: Whether to show a progress bar; by default only in a terminal.
 
     Returns:
-        The result: for each cell the direct and the indirect effect, `[*axes]`, and the total effect.
+        The result: for each cell the direct and the indirect effect, `[*axes]`, and the total effect; `result.notes`
+        states if no cell changes the metric.
 
     Raises:
         BNetError: The sentences do not match, a cell has no values, the metric returns no number, or `clean` is an
@@ -318,4 +319,5 @@ def mediation(
         clean, corrupt, at=through, metric=metric, over=over, direction="noise", memory=memory, progress=progress
     )
     shared = {item.name: getattr(indirect, item.name) for item in fields(CellResult)}
+    shared["notes"] = tuple(note for note in indirect.notes if note in direct.notes)
     return Mediation(**shared, indirect_outcomes=indirect.outcomes, direct_outcomes=direct.outcomes)

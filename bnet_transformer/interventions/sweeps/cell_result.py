@@ -56,6 +56,7 @@ class CellResult(ComparableResult):
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
         digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
             run; empty if they are unknown.
+        notes: What to consider, such as that no cell changes the metric.
     """
 
     at: str
@@ -71,6 +72,7 @@ class CellResult(ComparableResult):
     aligned: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
     special: Mapping[str, tuple[bool, ...]] = field(default_factory=dict, kw_only=True)
     digests: tuple[str, ...] = field(default=(), kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def base(self) -> Tensor:
@@ -260,6 +262,10 @@ class CellResult(ComparableResult):
         """The values of the cells that exist, `[cell]` or `[cell, example]`, in the order of their names."""
         array = np.asarray(values.detach().cpu().double())
         return np.array([array[index] for index in self.names])
+
+    def _format_notes(self) -> str:
+        """The notes, as text after semicolons."""
+        return "".join(f"; {note}" for note in self.notes)
 
     def _format_shape(self) -> str:
         """The sizes of the axes, and the number of examples, as text."""

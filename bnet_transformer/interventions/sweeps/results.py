@@ -46,19 +46,18 @@ class Sweep(CellResult):
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
         digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
             run; empty if they are unknown.
+        notes: What to consider: that no cell changes the metric, or that some examples have a gradient of zero.
         outcomes: The metric with each cell patched, `[*axes, example]`; NaN at positions without a cell, such as an
             arrow that the mask excludes.
         first_order: Whether the outcomes are first-order estimates, without a run of any cell.
         steps: The number of interpolated runs over which the gradient is averaged; 0 for the gradient at the base run.
         calibration: Estimated and exact effects of some cells, with `check=`; else None.
-        notes: What to consider: that no cell changes the metric, or that some examples have a gradient of zero.
     """
 
     outcomes: Tensor
     first_order: bool = False
     steps: int = 0
     calibration: EstimateCalibration | None = None
-    notes: tuple[str, ...] = ()
 
     @property
     def effects(self) -> Tensor:
@@ -159,8 +158,8 @@ class Sweep(CellResult):
 
     def _format_notes(self) -> str:
         """The calibration and the notes, as text after semicolons."""
-        check = () if self.calibration is None else (self.calibration.format_line(),)
-        return "".join(f"; {line}" for line in (*check, *self.notes))
+        check = "" if self.calibration is None else f"; {self.calibration.format_line()}"
+        return check + super()._format_notes()
 
     def format_order(self) -> str:
         """Whether effects are estimated, as text.
@@ -215,6 +214,7 @@ class Mediation(CellResult):
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
         digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
             run; empty if they are unknown.
+        notes: What to consider: that no cell changes the metric, in both directions.
         indirect_outcomes: The metric of the corrupt run with the clean M, `[*axes, example]`.
         direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.
     """
@@ -293,10 +293,12 @@ class Mediation(CellResult):
 
     def __repr__(self) -> str:
         best = "".join(f"; most through {name}, {effect:+.3g}" for name, effect in self.top(1))
-        return f"Mediation({self.at!r}, {self._format_shape()}, total {float(self.total.mean()):+.3g}{best})"
+        total = f"total {float(self.total.mean()):+.3g}"
+        return f"Mediation({self.at!r}, {self._format_shape()}, {total}{best}{self._format_notes()})"
 
     def _repr_html_(self) -> str:
         summary = f"through {self.at}: {self._format_shape()}; total effect {float(self.total.mean()):+.3g}"
+        summary += self._format_notes()
         return _render_html(self, summary, {part: self.of(part).values for part in MEDIATION_PARTS})
 
 
