@@ -261,3 +261,36 @@ def test_the_oracle_of_a_list():
     for index in [*part.names][::3]:
         close(part.outcomes[index][0], oracle.evaluate(set_values([ground.id(part.names[index])])))
     assert result.outcomes.dtype == D
+
+
+ARROWS_WITHOUT_WORDS = {"v_0_* -> a_0_*": ["0_0", "0_1"], "v_0_0->a_0_0": ["0_0"], "v_*_1 -> a_*_1": ["0_1", "1_1"]}
+
+
+@pytest.mark.parametrize("pattern", ARROWS_WITHOUT_WORDS)
+def test_a_pattern_without_words_that_matches_no_edge_is_one_of_arrows(pattern):
+    """The oracle sets each output to the mean of the clean values by the weights of the corrupt run."""
+    net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog"], norm="pre").to(D)
+    clean, corrupt = net.sentence("the cat"), net.sentence("a dog")
+    options = {"metric": {"y_1": "cat"}}
+    outputs = {}
+    for head in ARROWS_WITHOUT_WORDS[pattern]:
+        query, key, value = corrupt[f"q_{head}"], corrupt[f"k_{head}"], clean[f"v_{head}"]
+        scores = (query @ key.T / query.shape[-1] ** 0.5).masked_fill(torch.ones(2, 2).triu(1).bool(), -torch.inf)
+        outputs[f"a_{head}"] = scores.softmax(-1) @ value
+    logs = corrupt.do(outputs).tpm("y_1").logits.log_softmax(-1)
+    result = bt.sweep(clean, corrupt, at=[pattern, "a_0_* -> y"], over="word", **options)
+    close(result.part(pattern).outcomes[0, 0], logs[2])
+    assert abs(float(result.part(pattern).values[0])) > 1e-3
+    assert len(result.part("a_0_* -> y").names) == 2 * 2  # edges by word: a pattern that matches edges is one of edges
+    with pytest.raises(bt.BNetError, match="as a list"):
+        bt.sweep(clean, corrupt, at=pattern, **options)
+    with pytest.raises(bt.UnknownNameError, match="edge"):
+        bt.sweep(clean, corrupt, at=["v_0_* -> x_*"], **options)
+
+
+def test_a_recurrent_net_has_arrows_of_patterns_without_words():
+    """Its edges are an error, which is not that of the arrows."""
+    clean, corrupt = make_pair(get_case("recurrent"))
+    query = {"metric": make_metric(get_outputs(corrupt))}
+    result = bt.sweep(clean, corrupt, at=["x_* -> h_*", "x_*_* -> h_*_*", "x_0_* -> h_0_*"], **query)
+    close(result.outcomes[0], result.outcomes[1])

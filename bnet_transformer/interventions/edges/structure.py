@@ -87,6 +87,11 @@ class EdgeTable:
     def __len__(self) -> int:
         return len(self.readers)
 
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each edge by its name."""
+        return {name: k for k, name in enumerate(self.names)}
+
 
 @dataclass(frozen=True)
 class EdgeStructure:

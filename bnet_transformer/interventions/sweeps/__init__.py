@@ -73,9 +73,9 @@ def sweep(
         at: The nodes that cells set: a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a path of roles
             (`"v -> a"`), `"arrows"` for all arrows of roles, `"edges"` for all edges of `net.edges()` or the name of
             one (`"a_0_1 -> q_2_3"`), a list of all these and of names, patterns, paths of names
-            and arrows of patterns (`"v_0_1_* -> a_0_1_*"`), or a mapping from the name of a cell to the names and
-            patterns of all its nodes. In a list each role or arrow of roles is expanded into its cells;
-            `result.part("v -> a")` returns those of one item.
+            and arrows of patterns (`"v_0_1_* -> a_0_1_*"`; without words only if no edge matches), or a mapping from
+            the name of a cell to the names and patterns of all its nodes. In a list each role or arrow of roles is
+            expanded into its cells; `result.part("v -> a")` returns those of one item.
         metric: A mapping from a discrete node to a state, whose log probability is the metric, or to two states, for
             the difference of their log probabilities. A list of states has one for each example. The node `"y_-1"` is
             that of the last word; of a role, `"y"`, the metric is the mean over its nodes. Or a function whose

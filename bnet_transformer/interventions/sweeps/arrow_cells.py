@@ -18,6 +18,7 @@ from bnet_transformer.interventions.sweeps.cell_spec import (
     READ,
     NodePath,
     PatchCells,
+    check_not_node,
     check_patchable,
     find_merged_plates,
     is_index_valued,
@@ -43,6 +44,7 @@ def build_arrow_cells(examples: Examples, at: str, over: object, *, is_strict: b
     roles = split_path(at)
     for role in roles:
         if role not in model.network.graph.by_stem:
+            check_not_node(model, role, at)
             raise unknown_node_error("at", role, model.network.graph.by_stem, model.network.graph)
     for pair in itertools.pairwise(roles):
         _check_path_memory(at, model.ground.count_arrows(roles=pair))

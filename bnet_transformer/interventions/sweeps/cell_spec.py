@@ -14,7 +14,7 @@ import numpy as np
 
 from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer._core.checks import check_sequence
-from bnet_transformer._core.naming import SLICE, WORD
+from bnet_transformer._core.naming import SLICE, WORD, split_pattern
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
@@ -147,6 +147,14 @@ def group_paths(paths: Sequence[NodePath]) -> list[PathsToEnd]:
     for path in paths:
         ends.setdefault((path.cell, path.nodes[-1]), []).append(path.nodes)
     return [PathsToEnd(cell, tuple(nodes)) for (cell, _), nodes in ends.items()]
+
+
+def check_not_node(model: GroundModel, name: str, at: str) -> None:
+    """Raise an error for a name or a pattern of nodes instead of the name of a role in `at`."""
+    stem, indices = split_pattern(name)
+    if "*" in name or (indices and stem in model.network.graph.by_stem):
+        hint = f"Pass names and patterns as a list, at=[{at!r}]"
+        raise BNetError("at", expected="an arrow of roles" if ARROW in at else "a role", actual=at, hint=hint)
 
 
 def find_attention_groups(model: GroundModel) -> dict[str, tuple[NodeGroup, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -51,8 +51,7 @@ def build_edge_cells(
     """
     table, edges, edge_labels = structure.edges, np.arange(len(structure.edges)), structure.edges.names
     if names is not None:
-        known = {name: k for k, name in enumerate(table.names)}
-        edges = np.array([k for name in names for k in _match_edges(name, known)], dtype=np.int64)
+        edges = np.array([k for name in names for k in _find_known_edges(structure, name)], dtype=np.int64)
         edge_labels = tuple(table.names[k] for k in edges.tolist())
     at = EDGES if names is None or len(names) > 1 else names[0]
     axes = (EDGE, *select_axes(over, (), (WORD,), is_strict=is_strict))
@@ -80,14 +79,20 @@ def build_edge_cells(
     return PatchCells(at, axes, positions, labels, names_by_cell, edges=by_word)
 
 
-def _match_edges(pattern: str, known: Mapping[str, int]) -> list[int]:
-    """The edges of a name or a pattern: `"a_0_* -> y"`."""
+def match_edges(structure: EdgeStructure, pattern: str) -> list[int]:
+    """The numbers of the edges of a name or a pattern, `"a_0_* -> y"`; none if there are no such edges."""
+    known = structure.edges.numbers
     name = " -> ".join(split_path(pattern))
-    matches = [name] if name in known else match_names(name, known)
+    return [known[edge] for edge in ([name] if name in known else match_names(name, known))]
+
+
+def _find_known_edges(structure: EdgeStructure, pattern: str) -> list[int]:
+    """The numbers of the edges of a name or a pattern; an error if there are none."""
+    matches = match_edges(structure, pattern)
     if not matches:
         hint = "An edge leads from a writer to a reader after it, such as 'a_0_1 -> q_1_0'; net.edges() lists them"
-        raise unknown_name_error("edge", pattern, known, hint=hint)
-    return [known[edge] for edge in matches]
+        raise unknown_name_error("edge", pattern, structure.edges.names, hint=hint)
+    return matches
 
 
 def _add_word(name: str, word: int) -> str:

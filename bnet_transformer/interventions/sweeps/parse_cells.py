@@ -7,7 +7,8 @@ and patterns of its nodes. `over` names the axes along which cells are separate.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from bnet_transformer.interventions.sweeps.cell_spec import (
     check_patchable,
     find_attention_groups,
 )
-from bnet_transformer.interventions.sweeps.edge_cells import build_edge_cells
+from bnet_transformer.interventions.sweeps.edge_cells import build_edge_cells, match_edges
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.interventions.sweeps.role_cells import build_role_cells
 from bnet_transformer.reference import GroundModel
@@ -53,14 +54,14 @@ def parse_cells(
         examples: The sentences that are patched.
         at: The nodes, arrows, paths or edges that cells set.
         over: The axes along which cells are separate.
-        find_edges: A function that returns the edges of the net; it is called only if `at` contains an edge.
+        find_edges: A function that returns the edges of the net; it is called only if an item of `at` can be an edge.
         is_real: Whether `"arrows"` are those between nodes with real values.
     """
     model = examples.model
     if isinstance(at, str) and not _is_keyword(model, at, ALL_ARROWS):
         if _is_keyword(model, at, EDGES):
             return build_edge_cells(examples, find_edges(), None, over)
-        if is_edge(model, at):
+        if _is_edge_item(model, at, find_edges):
             return build_edge_cells(examples, find_edges(), [at], over)
         return (build_arrow_cells if ARROW in at else build_role_cells)(examples, at, over)
     if isinstance(at, Mapping) and at:
@@ -82,8 +83,8 @@ def _is_keyword(model: GroundModel, item: str, keyword: str) -> bool:
     return item == keyword and item not in model.network.graph.by_stem
 
 
-def is_edge(model: GroundModel, item: str) -> bool:
-    """True for the name or a pattern of edges, `"a_0_1 -> q_2_3"` or `"a_0_* -> y"`: nodes without their word."""
+def _can_be_edge(model: GroundModel, item: str) -> bool:
+    """True for the form of a name or a pattern of edges, `"a_0_1 -> q_2_3"` or `"a_0_* -> y"`: nodes without word."""
     names = split_path(item)
     graph = model.network.graph
     if len(names) != 2:
@@ -127,9 +128,10 @@ def _build_list_cells(
     model, names = examples.model, dict[str, int]()
     sites, paths, parts = list[PatchSites](), list[NodePath](), dict[str, CellGrid]()
     edges: list[EdgeCells] = []
-    structure = find_edges() if any(_is_edge_item(model, item) for item in items) else None
+    edge_items = {item for item in items if _is_edge_item(model, item, find_edges)}
+    structure = find_edges() if edge_items else None
     for item in items:
-        if structure is not None and _is_edge_item(model, item):
+        if structure is not None and item in edge_items:
             chosen = None if _is_keyword(model, item, EDGES) else [item]
             cells = build_edge_cells(examples, structure, chosen, over, is_strict=False)
         else:
@@ -145,7 +147,7 @@ def _build_list_cells(
         paths += [NodePath(int(table[path.cell]), path.nodes) for path in cells.paths if is_new[path.cell]]
         if cells.edges is not None:
             edges.append(cells.edges.renumber_cells(table))
-    _check_over(model, items, parts, over)
+    _check_over(model, items, edge_items, parts, over)
     labels = {"cell": tuple(names)}
     positions = {"cell": tuple(range(len(names)))}
     remaining = tuple(part for part in sites if len(part.cells))
@@ -153,9 +155,18 @@ def _build_list_cells(
     return PatchCells(at, ("cell",), positions, labels, by_cell, remaining, tuple(paths), join_edge_cells(edges), parts)
 
 
-def _is_edge_item(model: GroundModel, item: str) -> bool:
-    """True for `"edges"` and for the name of an edge."""
-    return _is_keyword(model, item, EDGES) or is_edge(model, item)
+def _is_edge_item(model: GroundModel, item: str, find_edges: Callable[[], EdgeStructure]) -> bool:
+    """True for `"edges"`, and for a name or a pattern of edges that does not match arrows between nodes only."""
+    if _is_keyword(model, item, EDGES) or not _can_be_edge(model, item):
+        return _is_keyword(model, item, EDGES)
+    with suppress(BNetError):  # a net without edges, such as a recurrent one, can have these arrows
+        if match_edges(find_edges(), item):
+            return True
+    try:
+        match_arrows(model, item)
+    except BNetError:  # neither: the error is that of an unknown edge
+        return True
+    return False
 
 
 def _parse_item(examples: Examples, item: str, over: object) -> PatchCells:
@@ -166,11 +177,13 @@ def _parse_item(examples: Examples, item: str, over: object) -> PatchCells:
     return build(examples, item, over, is_strict=False)
 
 
-def _check_over(model: GroundModel, items: Sequence[str], parts: Mapping[str, CellGrid], over: object) -> None:
+def _check_over(
+    model: GroundModel, items: Sequence[str], edge_items: Set[str], parts: Mapping[str, CellGrid], over: object
+) -> None:
     """Raise an error for axes that no item of the list has."""
     if over is None:
         return
-    if not any(_is_role(model, item) or _is_edge_item(model, item) for item in items):
+    if not any(_is_role(model, item) or item in edge_items for item in items):
         raise BNetError("over", expected="None, because at= is a list of cells without a role", actual=over)
     known = dict.fromkeys(axis for grid in parts.values() for axis in grid.axes)
     for axis in check_sequence("over", [over] if isinstance(over, str) else over, str):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from bnet_transformer._core.naming import SLICE, WORD, split_pattern
+from bnet_transformer._core.naming import SLICE, WORD
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph.transformer_lens import unknown_node_error
@@ -12,6 +12,7 @@ from bnet_transformer.interventions.sweeps.cell_spec import (
     READ,
     PatchCells,
     PatchSites,
+    check_not_node,
     check_patchable,
     find_attention_groups,
     find_merged_plates,
@@ -34,10 +35,7 @@ def build_role_cells(examples: Examples, at: str, over: object, *, is_strict: bo
     """
     model = examples.model
     graph, specs = model.network.graph, model.network.specs
-    stem, indices = split_pattern(at)
-    if "*" in at or (indices and stem in graph.by_stem):
-        hint = f"Pass names and patterns as a list, at=[{at!r}]"
-        raise BNetError("at", expected="a role", actual=at, hint=hint)
+    check_not_node(model, at, at)
     is_attention = at not in graph.by_stem
     known = {**graph.by_stem, **find_attention_groups(model)} if is_attention else graph.by_stem
     if at not in known:
