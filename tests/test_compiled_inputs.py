@@ -26,6 +26,8 @@ def chapter(**options: object) -> CompiledModule:
     [
         ({"want": "x_1"}, r"want: expected a list of names of node groups; got 'x_1'. Pass want=\['x_1'\]"),
         ({"want": ["x_1_2"]}, "the name of a group; got the node 'x_1_2'. Pass the group of this node, 'x_1'"),
+        ({"want": ["x_1_-1"]}, "the name of a group; got the node 'x_1_-1'. Pass the group of this node, 'x_1'"),
+        ({"do": {"x_*_-1": X}}, "got 'x_\\*_-1', a name of several nodes. Pass .*, 'x_0', 'x_1', 'x_2'"),
         ({"x": X.double()}, r"x: expected torch.float32, the type of the parameters; got torch.float64. .* net.to\("),
         ({"x": X.long()}, r"x: expected real numbers \(torch.float32"),
         ({"x": X[:, :0]}, "words: expected an integer of at least 1; got 0"),

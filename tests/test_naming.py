@@ -269,3 +269,24 @@ def split_group(s, name):
 def test_the_indices_of_a_name_are_those_of_a_regular_expression(name):
     match = re.fullmatch(r"(.*?)((?:_(?:\*|0|-?[1-9]\d{0,17}))*)", name)
     assert split_pattern(name) == (match[1], tuple(None if i == "*" else int(i) for i in match[2].split("_")[1:]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(patterns())
+def test_a_query_of_one_node_accepts_only_the_name_of_one_node(case_and_pattern):
+    """In a net a slice is the only index, so that a star for it leaves no other index open."""
+    s, stem, tokens = case_and_pattern
+    pattern, names = "_".join([stem, *tokens]), sorted(match_by_text(s, stem, tokens))
+    is_name = "*" not in tokens and names[0].count("_") == pattern.count("_")
+    for query in (s.parents, s.children, s.blanket, lambda name: s.reaches(name, s.nodes[0])):
+        if is_name:
+            assert query(pattern) == query(names[0])
+        else:
+            with pytest.raises(bt.UnknownNameError, match="one node"):
+                query(pattern)
+    assert (pattern in s.nodes) == is_name
+    slices = [group.name for group in s.ground.template.by_stem[stem] if group.slice is not None]
+    for query in (s.net.parents, s.net.children, s.net.blanket):
+        for name in (f"{stem}_*", stem) if slices else ():
+            with pytest.raises(bt.UnknownNameError, match=slices[0]):
+                query(name)

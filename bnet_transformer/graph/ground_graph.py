@@ -187,7 +187,7 @@ class GroundGraph:
         return parsed
 
     def unknown_node_error(self, name: object) -> UnknownNameError:
-        """The error for a name that matches no node.
+        """The error for a name that matches no node, or several nodes where one is required.
 
         Args:
             name: The name or the pattern.
@@ -211,13 +211,18 @@ class GroundGraph:
                 return UnknownNameError("node", expected="a known name", actual=repr(name), hint=hint)
             names = (next(self.iter_names(f)) for f in self.template.groups)
             return unknown_node_error("node", name, names, self.template)
-        shape = self.shapes[groups[0].index]
+        matched = self.template.match_groups(name, self.word_counts)
+        matches = matched or self.template.match_groups(stem, self.word_counts)
+        first, last = (
+            join_name(group.name, [is_last * (n - 1) if i is None else i for i, n in zip(index, sizes, strict=True)])
+            for is_last, (group, index) in enumerate((matches[0], matches[-1]))
+            for sizes in (self.shapes[group.index],)
+        )
         axes = [*([SLICE] if groups[0].slice is not None else []), *self.axes(groups[0])]
-        first, last = groups[0], groups[-1]
-        low = join_name(first.name, [0] * len(shape))
-        high = join_name(last.name, [size - 1 for size in self.shapes[last.index]])
-        form = "_".join([stem, *axes])
-        return UnknownNameError("node", expected=f"a node {form}", actual=repr(name), allowed=f"{low} to {high}")
+        expected = "the name of one node" if matched else f"a node {'_'.join([stem, *axes])}"
+        actual = f"{name!r}, a name of several nodes" if matched else repr(name)
+        allowed = first if first == last else f"{first} to {last}"
+        return UnknownNameError("node", expected=expected, actual=actual, allowed=allowed)
 
     def name(self, node: int) -> str:
         """The name of a node.

@@ -217,18 +217,19 @@ class TemplateGraph:
             The group.
 
         Raises:
-            UnknownNameError: If no group has this name; the message lists near matches, or the group of a node.
+            UnknownNameError: If no group has this name; the message lists near matches, or the groups of nodes.
         """
         try:
             return self.by_name[name]
         except (KeyError, TypeError):
-            group = self.find_group_of_node(name)
-            if group is None:
+            groups = [group.name for group, _ in self.match_groups(name, {})]
+            if not groups or name == EVERY_NODE:
                 raise unknown_node_error("node group", name, self.by_name, self) from None
-            hint = f"Pass the group of this node, {group.name!r}"
-            raise UnknownNameError(
-                "node group", expected="the name of a group", actual=f"the node {name!r}", hint=hint
-            ) from None
+            is_node = self.find_group_of_node(name) is not None
+            actual = f"the node {name!r}" if is_node else f"{name!r}, a name of several nodes"
+            kind = "the group of this node" if is_node else "a group of these nodes"
+            hint = f"Pass {kind}, {', '.join(map(repr, groups[:8]))}{', …' if len(groups) > 8 else ''}"
+            raise UnknownNameError("node group", expected="the name of a group", actual=actual, hint=hint) from None
 
     def find_group_of_node(self, name: object) -> NodeGroup | None:
         """The group of a node: `q_0` for `q_0_2`.
@@ -252,6 +253,8 @@ class TemplateGraph:
         Returns:
             The group, and the indices of the plates and of the word; None if there is no such node.
         """
+        if not isinstance(name, str) or None in split_pattern(name)[1]:  # a star is several nodes, also of the slice
+            return None
         for group, index in self.match_groups(name, word_counts):
             values = tuple(i for i in index if i is not None)
             if len(values) == len(index) and self.has_all_indices(name, group):
