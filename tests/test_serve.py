@@ -288,7 +288,9 @@ def test_the_position_of_a_vector_with_a_latent_choice_needs_its_state(dim):
     net = jitter(bt.bayesuvius(dim, slices=2, heads=3), 0.5)
     with pytest.raises(BNetError, match=r"one value of x_2_2.*do\(c = "):
         patch_case(net, TEXT, OTHER)
-    answer = patch_case(net, TEXT, OTHER, steps=[{"do": [["c", {"set": "state", "state": 1}]]}])
+    steps = [{"do": [["c", {"set": "state", "state": 1}]]}]
+    answer = patch_case(net, TEXT, OTHER, steps=steps)
+    assert patch_case(net, TEXT, OTHER, steps=steps, patch={"node": "x_2_-1"}) == answer
     base, other = (net.sentence(text).do(c=1) for text in (TEXT, OTHER))
     start, end = base["x_2_2"], other["x_2_2"]
     moved = base.do(x_1_1=other)["x_2_2"]
@@ -313,6 +315,10 @@ REJECTED = [
     ({"steps": [{"do": [["x_1_0", {"set": "eval"}]]}]}, "setting"),
     ({"steps": [{"do": [["x_1_0", "zero"]]}]}, "message"),
     ({"steps": [{"do": [["x_1_0", {"set": "node", "from": "x_1_0"}]]}]}, "another node"),
+    ({"steps": [{"do": [["x_1_0", {"set": "node", "from": "x_1_-3"}]]}]}, "another node"),
+    ({"steps": [{"do": [["x_1", {"set": "node", "from": "x_1_*"}]]}]}, "another node"),
+    ({"steps": [{"do": [["x_1_*", {"set": "node", "from": "x_1"}]]}]}, "another node"),
+    ({"steps": [{"do": [["x_1_0", {"set": "node", "from": None}]]}]}, "known name"),
     ({"steps": [{"do": [["x_1_0", {"set": "other"}]]}]}, "another sentence"),
     ({"steps": [{"undo": ["x_1_0"]}]}, "undo"),
     ({"steps": [{"undo": [["x_1_0"]]}]}, "known name"),
@@ -342,6 +348,7 @@ def test_bad_input_is_one_clear_error(source, fields, match):
         ({"other": OTHER, "evidence": {"y_2": 1}}, "no evidence.*evidence on y_2.*Remove"),
         ({"other": OTHER, "patch": {"node": "x_2_2", "of": ["cat"]}}, "no states"),
         ({"other": OTHER, "patch": {"node": "x_2_0"}}, "differs"),
+        ({"other": OTHER, "patch": {"node": "x_*_2"}}, "one node.*x_0_2 to x_2_2"),
         ({"other": OTHER, "roles": "nobody"}, "nobody"),
         ({"other": OTHER, "patch": {"node": "y_2", "of": ["dog", "dog"]}}, "two different states"),
         ({"other": OTHER, "patch": {"node": "y_2", "of": ["dog", str(WORDS.index("dog"))]}}, "two different states"),

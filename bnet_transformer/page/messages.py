@@ -12,6 +12,7 @@ from typing import Any
 
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.errors import BNetError
+from bnet_transformer.graph import find_family
 from bnet_transformer.interventions import Zero
 
 SETTINGS = ("zero", "node", "state", "other")
@@ -86,6 +87,9 @@ def _get_value(sentence: Any, name: str, setting: Mapping[str, object], get_othe
         raise BNetError(name, expected="another sentence to patch from", actual="none", hint="Enter its words first")
     if kind == "other" and get_other is not None:
         return get_other()
-    if kind == "node" and setting.get("from") == name:
-        raise BNetError(name, expected="the name of another node, whose value is patched in", actual=name)
-    return Zero() if kind == "zero" else sentence[setting.get("from")]
+    if kind == "zero":
+        return Zero()
+    source = setting.get("from")
+    if find_family(sentence.ground, source).nodes == find_family(sentence.ground, name).nodes:
+        raise BNetError(name, expected="the name of another node, whose value is patched in", actual=source)
+    return sentence[source]

@@ -204,6 +204,7 @@ def _build_metric(base: Sentence, clean: Sentence, other: Sentence, question: Qu
     if not name:
         raise BNetError("patch", expected="the name of a node whose change is measured", actual="no name")
     node = base.ground.id(name)
+    name = base.ground.name(node)  # an identifier, unlike a name with a word that is counted from the end
     if base.state.model.spec(node).tpm.kind == "discrete":
         of = question.of or _find_changed_states(base, other, name)
         states, labels = [parse_state(base, name, text) for text in of], base.state.labels(node)
