@@ -312,6 +312,15 @@ def test_exact_effects_are_those_of_do(case, node, of):
     assert {"part", "effect"} <= set(result.to_dataframe().columns)
 
 
+@pytest.mark.parametrize("name", ["y", "add1_1", "j_1_0"])
+def test_a_word_counted_from_the_end_is_the_same_readout(name):
+    s = get_case("encoder, pre-norm").sentence
+    of = {"y": (0, 4), "add1_1": torch.ones(4, dtype=torch.float64), "j_1_0": None}[name]
+    expected, actual = (s.contributions(f"{name}_{word}", of, exact=True) for word in (len(s.words) - 1, -1))
+    assert actual.node == expected.node and actual.to_dataframe().equals(expected.to_dataframe())
+    assert not actual.compare(expected).difference.any()
+
+
 @pytest.mark.parametrize(
     ("arrow", "node", "words"),
     [("first", "m_3", (0, 3)), ("before", "m_3", (2, 3)), ("rest", "m_3", (3,)), ("last", "m_1", (1, 3))],

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice
-from bnet_transformer._core.naming import join_name
+from bnet_transformer._core.naming import join_name, split_name
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestors
@@ -25,7 +25,14 @@ from bnet_transformer.inference.joint_posterior import find_marginal_map, joint_
 from bnet_transformer.interventions.sweeps import sweep
 from bnet_transformer.reference import get_fixed
 from bnet_transformer.residual_stream.path_contributions import compute_paths
-from bnet_transformer.residual_stream.readout import Readout, compute_readout, make_run, parse_readout, seed_readout
+from bnet_transformer.residual_stream.readout import (
+    Readout,
+    compute_readout,
+    make_run,
+    name_attention_row,
+    parse_readout,
+    seed_readout,
+)
 from bnet_transformer.residual_stream.results import Contributions, PathContributions, ScoreContributions
 from bnet_transformer.residual_stream.score_contributions import compute_score_contributions, find_attention_row
 from bnet_transformer.residual_stream.writers import Writer, WriterTable, collect_writers
@@ -45,14 +52,17 @@ def compute_contributions(
             subject, actual = ("of", of) if of is not None else ("paths", paths)
             raise BNetError(subject, expected=expected, actual=actual)
         group, index = row[0].group, row[1]
-        node = state.ground.select_nodes(group).reshape(state.ground.shapes[group.index])[index]
-        state, choices, prob = fix_choices(state, int(node))
+        node = state.ground.ravel_index(group, index)
+        is_node = split_name(name)[0] == group.stem  # otherwise the name is that of its row of attention
+        name = state.ground.name(node) if is_node else name_attention_row(group, index)
+        state, choices, prob = fix_choices(state, node)
         scores = compute_score_contributions(state, name, *row, exact=exact)
         return replace(scores, choices=choices, choice_prob=prob, digest=digest)
     if paths == 2 and exact:
         hint = "Use paths=1 for the effects of writers"
         raise BNetError("exact", expected="False for paths=2, which have no effects", actual=exact, hint=hint)
     readout = parse_readout(state, name, of)
+    name = state.ground.name(readout.node)  # results with the same node are comparable, however it was named
     state, choices, prob = fix_choices(state, readout.node)
     if paths == 2:
         return replace(compute_paths(state, name, readout), choices=choices, choice_prob=prob, digest=digest)
