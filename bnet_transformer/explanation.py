@@ -204,10 +204,12 @@ def _explain_graph(state: SentenceState, bound: BoundArguments) -> Route:
 
 def _explain_value(state: SentenceState, bound: BoundArguments) -> Route:
     """The slowest route among those of the nodes of a name."""
-    queries = [state.evaluator.value_query(node) for node in find_family(state.ground, bound.name).nodes]
+    family = find_family(state.ground, bound.name)
+    queries = [state.evaluator.value_query(node) for node in family.nodes]
     routes = [state.evaluator.route(query) for query in queries]
     slowest = max(range(len(routes)), key=lambda k: (routes[k].evaluations, routes[k].states))
-    return _route_with_flops(state, queries[slowest])
+    route = _route_with_flops(state, queries[slowest])
+    return route if family.is_node else replace(route, question=f"value of {family.name}")
 
 
 def _explain_separated(state: SentenceState, bound: BoundArguments) -> Route:

@@ -383,7 +383,7 @@ class Sentence(StructureQueries):
         all posteriors, if elimination applies.
 
         Args:
-            group: The name of a discrete node group, such as `"c_0"`.
+            group: The name of a discrete node group, such as `"c_0"`, or the pattern of all its nodes, `"c_0_*"`.
             evidence: Evidence in addition to that of the sentence, as for `observe`.
             budget: The maximum number of joint states (see `posterior`).
             atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).

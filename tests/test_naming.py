@@ -256,7 +256,9 @@ def test_graph_queries_of_several_nodes_are_those_of_their_list(data):
     given_nodes = [name for name in data.draw(st.lists(st.sampled_from(groups))) if name not in (first, second)]
     expected = s.separated(*lists, [node for name in given_nodes for node in match_by_text(s, *split_group(s, name))])
     assert s.separated(first, second, given_nodes) == expected
-    assert s.explain("value", "x" if "x" in s.ground.template.by_stem else "dec_x").algorithm == "compiled"
+    role = "x" if "x" in s.ground.template.by_stem else "dec_x"
+    route = s.explain("value", role)
+    assert (route.algorithm, route.question) == ("compiled", f"value of {role}")
 
 
 def split_group(s, name):
@@ -290,3 +292,14 @@ def test_a_query_of_one_node_accepts_only_the_name_of_one_node(case_and_pattern)
         for name in (f"{stem}_*", stem) if slices else ():
             with pytest.raises(bt.UnknownNameError, match=slices[0]):
                 query(name)
+
+
+@pytest.mark.parametrize("pattern", ["c_0_*", "c", "y_*", "y"])
+def test_posteriors_of_a_pattern_of_all_nodes_are_those_of_each_node(pattern):
+    s = get_case("word").sentence.observe({"y_1": 1})
+    stem, *tokens = pattern.split("_")
+    names = sorted(match_by_text(s, stem, tokens))
+    result = s.posteriors(pattern)
+    close(result.probabilities, torch.stack([s.posterior(name) for name in names]))
+    assert result.name == names[0].rpartition("_")[0]
+    assert s.explain("posteriors", pattern).algorithm == s.explain("posteriors", result.name).algorithm

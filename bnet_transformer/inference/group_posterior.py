@@ -15,6 +15,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer._core.tokens import distinguish
+from bnet_transformer.compiler.validate_inputs import find_groups
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference import elimination
 from bnet_transformer.inference.joint_posterior import node_posteriors
@@ -81,25 +82,28 @@ def compute_group_posterior(state: SentenceState, query: Query, name: str) -> Gr
     Args:
         state: The sentence, for tokens and labels.
         query: The sentence, the evidence and the limits; its requested nodes are ignored.
-        name: The name of the discrete node group.
+        name: The name of the discrete node group, or the pattern of all its nodes.
 
     Raises:
         EvidenceError: The evidence is impossible.
     """
     model, ground = query.model, query.model.ground
-    group, nodes = ground.template.get_group(name), find_group_nodes(model, name)
+    nodes = find_group_nodes(model, name)
+    group = ground.group_of(nodes[0])
     probs = _compute_probabilities(query.without_input_evidence(), group, nodes)
     state_labels = state.labels(nodes[0])
     labels: dict[str, tuple[str, ...]] = {} if state_labels is None else {"state": state_labels}
     if group.word_stack is not None:
         labels["word"] = state.tokens[group.word_stack]
     flags = () if group.word_stack is None else state.encoded.flag_special_words(state.network, group.word_stack)
-    return GroupPosterior(name, probs.to(model.network.log_dtype), (*ground.axes(group), "state"), labels, flags)
+    return GroupPosterior(group.name, probs.to(model.network.log_dtype), (*ground.axes(group), "state"), labels, flags)
 
 
 def find_group_nodes(model: GroundModel, name: str) -> list[int]:
     """The nodes of a discrete node group; an error if the group is not discrete, or if all its nodes are set."""
-    nodes: list[int] = model.ground.select_nodes(model.ground.template.get_group(name)).tolist()
+    groups = find_groups(model.network, name)
+    group = groups[0] if len(groups) == 1 else model.ground.template.get_group(name)
+    nodes: list[int] = model.ground.select_nodes(group).tolist()
     check_discrete_node(model, next((node for node in nodes if node not in model.do), nodes[0]))
     return nodes
 
