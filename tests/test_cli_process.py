@@ -268,6 +268,18 @@ def test_a_signal_stops_the_live_page_without_a_traceback(step, number):
     assert (process.returncode, err) == (0, "") and "Traceback" not in out
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="SIGHUP is a signal of POSIX")
+def test_a_live_page_that_is_started_by_nohup_survives_the_end_of_its_terminal():
+    ignore = lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)  # noqa: E731  # as nohup does
+    with start_serve("idle", "--no-browser", preexec_fn=ignore) as (process, url):
+        process.send_signal(signal.SIGHUP)
+        with request_page(url) as connection:
+            assert b"200 OK" in connection.recv(20)
+        process.send_signal(signal.SIGTERM)
+        assert process.communicate(timeout=60)[1] == "" and process.returncode == 0
+
+
 BROWSER = """#!{python}
 import os, re, sys, time, urllib.request
 path = sys.argv[1].removeprefix("file://")

@@ -142,9 +142,11 @@ def open_in_browser(url: str) -> Iterator[None]:
 def _stop_at_signals(server: uvicorn.Server) -> Iterator[None]:
     """Stop the server at Ctrl-C and at signals that would end the process, so that it removes its files.
 
-    uvicorn does the same while it runs; afterwards it raises the signal again, for the handler set here.
+    uvicorn does the same while it runs; afterwards it raises the signal again, for the handler set here. A signal that
+    the process was started to ignore stays ignored: `nohup` protects from SIGHUP in this way.
     """
     signals = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    signals = [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
     handlers = {number: signal.signal(number, server.handle_exit) for number in signals}
     try:
         yield
