@@ -15,7 +15,7 @@ from torch import Tensor
 from bnet_transformer import drawing
 from bnet_transformer._core.checks import check_int, check_mapping, check_names, check_seed
 from bnet_transformer._core.memory import translate_memory_errors, translate_memory_errors_of_methods
-from bnet_transformer._core.saved_results import is_result, load_result, register_codec
+from bnet_transformer._core.saved_results import is_result, load_result, read_field_names, register_codec
 from bnet_transformer.attention.tan import CorpusTan, learn_tan_from_sentences
 from bnet_transformer.bridges.networkx import template_graph_to_networkx
 from bnet_transformer.bridges.pgmpy import Roles, bif_to_declaration, pgmpy_to_declaration
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from bnet_transformer.compiler import CompiledModule
     from bnet_transformer.cost import Cost
     from bnet_transformer.learning.training import Generated
+
+
+NET_DESCRIPTION = "a net, or a result that contains one, such as a fit"
 
 
 @translate_memory_errors_of_methods
@@ -552,9 +555,15 @@ def load_net(path: PathLike, *, trust: Collection[str] | bool = ()) -> BNet:
         return result
     network = getattr(getattr(result, "net", result), "network", None)
     if not isinstance(network, Network):
-        expected = "a net, or a result that contains one, such as a fit"
-        raise FileError(str(path), expected=expected, actual=type(result).__name__)
+        raise FileError(str(path), expected=NET_DESCRIPTION, actual=type(result).__name__)
     return BNet(network)
+
+
+def check_has_net(path: PathLike) -> None:
+    """Raise the error of `load_net` for the file of a result that contains no net, without reading its tensors."""
+    kind, fields = read_field_names(path)
+    if not {"net", "network"} & {*fields}:
+        raise FileError(str(path), expected=NET_DESCRIPTION, actual=kind)
 
 
 def _check_options(options: Mapping[str, Any], function: Callable[..., Any]) -> Mapping[str, Any]:

@@ -263,13 +263,20 @@ def test_serve_reports_a_text_that_names_no_model_before_it_starts(tmp_path, mon
     net = bt.bayesuvius(2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
     net.save(tmp_path / "net")
     bt.fit(net, [("the cat", [0, 1])], method=bt.MAP(steps=1)).save(tmp_path / "fit.safetensors")
+    bt.train(net, [("the cat", [0, 1])], steps=1).save(tmp_path / "trained.safetensors")
+    net.sentence("the cat").reads().save(tmp_path / "reads.safetensors")
     torch.save({}, tmp_path / "net.pt")
     safetensors.torch.save_file({"W": torch.zeros(1)}, tmp_path / "weights.safetensors")
     (tmp_path / "cut").write_bytes((tmp_path / "net").read_bytes()[:60])
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
     (tmp_path / "empty").mkdir()
-    assert run("serve", "tiny", tmp_path / "net", tmp_path / "fit.safetensors", "someone/some-net").exit_code == 4
-    files = [tmp_path / name for name in ("net.pt", "weights.safetensors", "cut", "model.gguf", "empty", "none")]
+    saved = [tmp_path / name for name in ("net", "fit.safetensors", "trained.safetensors")]
+    assert run("serve", "tiny", *saved, "someone/some-net").exit_code == 5
+    assert all(bt.bnet.load_net(path).network for path in saved)
+    files = [
+        tmp_path / name
+        for name in ("net.pt", "reads.safetensors", "weights.safetensors", "cut", "model.gguf", "empty", "none")
+    ]
     for model in ["/etc/passwd", "https://huggingface.co/gpt2", "~/net", "", "./none", "none.gguf", *files]:
         assert_line(run("serve", "tiny", model), "expected")
 

@@ -29,6 +29,8 @@ from bnet_transformer._core.files import (
     METADATA_KEY,
     as_path,
     has_format,
+    open_safetensors,
+    read_header,
     read_tensors,
     wrap_read_errors,
     write_tensors,
@@ -200,6 +202,14 @@ def save_result(result: object, path: str | os.PathLike[str]) -> None:
 def is_result(path: str | os.PathLike[str]) -> bool:
     """True for a file that `save_result` wrote; `load_result` reports other defects of the file."""
     return has_format(path, FILE_DESCRIPTION, FORMAT)
+
+
+def read_field_names(path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
+    """The kind of a result in a file, and the names of its fields, without its tensors."""
+    source = as_path(path)
+    with open_safetensors(source, FILE_DESCRIPTION) as file:
+        header = read_header(source, file, FILE_DESCRIPTION, FORMAT, VERSION)
+        return str(header["kind"]), tuple(header["content"]["fields"])
 
 
 def load_result(path: str | os.PathLike[str], trust: Trust = (), description: str = FILE_DESCRIPTION) -> Any:

@@ -157,7 +157,11 @@ def check_model(model: str) -> None:
     elif os.path.isfile(model) and is_gguf(path):
         gguf_to_source(path, has_tokenizer=True)
     elif os.path.isfile(model):
-        if not is_result(path) and not is_fit(path):
+        if is_result(path):
+            from bnet_transformer.bnet import check_has_net
+
+            check_has_net(path)
+        elif not is_fit(path):
             with open_safetensors(path, io.EXPECTED) as file:
                 read_header(path, file, io.EXPECTED, io.FORMAT, io.VERSION)
     elif model.endswith((".safetensors", ".gguf")) or model.startswith((".", "/")):
