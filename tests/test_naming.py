@@ -303,3 +303,37 @@ def test_posteriors_of_a_pattern_of_all_nodes_are_those_of_each_node(pattern):
     close(result.probabilities, torch.stack([s.posterior(name) for name in names]))
     assert result.name == names[0].rpartition("_")[0]
     assert s.explain("posteriors", pattern).algorithm == s.explain("posteriors", result.name).algorithm
+
+
+def test_results_know_a_node_by_each_of_its_names():
+    s = get_case("word").sentence
+    last = len(s.words) - 1
+    for samples in (s.sample(7), s.do({f"y_{last - 1}": 1}).sample(7)):
+        assert torch.equal(samples["y_-1"], samples.states[f"y_{last}"])
+        assert torch.equal(samples["c_0_-2"], samples.states[f"c_0_{last - 1}"])
+        for name in ("y", "y_*", "y_-9", f"y_{last + 1}", "z", "*", None):
+            with pytest.raises(bt.UnknownNameError):
+                samples[name]
+    with pytest.raises(bt.UnknownNameError):  # the last word is set, so that it has no samples
+        s.do({"y_-1": 1}).sample(2)["y_-1"]
+    assert bt.plot(s.sample(7), node="y_-1") is not None
+    ranked = s.marginal_map(["y_-1", "c_0_0"])
+    assert torch.equal(ranked["y_-1"], ranked[f"y_{last}"]) and ranked.labels("y_-1") == ranked.labels(f"y_{last}")
+    for name in ("y_*", "y"):
+        assert torch.equal(ranked[name][:, -1], ranked["y_-1"]) and ranked[name].shape == (1, last + 1)
+    for name in ("*", "z", "y_-9", None):
+        with pytest.raises(bt.UnknownNameError):
+            ranked[name]
+
+
+@pytest.mark.parametrize("name", ["x_1_-1", "v_0_*_-1", "v_0_1_-1 -> a_0_1_-1"])
+def test_a_cell_of_a_sweep_has_one_name(name):
+    s = get_case("concat").sentence
+    other, last = s.net.sentence("the the the"), len(s.words) - 1
+    start = name.replace("-1", str(last))
+    sweep = bt.sweep(other, s, at=[name, start, f"x_1_{last - 1}"], metric={"y": 1}, progress=False)
+    assert list(sweep.names.values()) == [start, f"x_1_{last - 1}"] and sweep[name] == sweep[start]
+    with pytest.raises(bt.UnknownNameError):
+        sweep["x_1_-2"]
+    every = bt.sweep(other, s, at="x", metric={"y": 1}, progress=False)
+    assert every["x_1_-1"] == every[f"x_1_{last}"] != every["x_1_0"]

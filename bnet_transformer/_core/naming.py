@@ -77,6 +77,18 @@ def split_pattern(pattern: str) -> tuple[str, tuple[int | None, ...]]:
     return "_".join(parts[:first]), tuple(None if part == "*" else int(part) for part in parts[first:])
 
 
+def count_word_from_start(name: str, words: int) -> str:
+    """The same name or pattern, with a word that is counted from the start if it is counted from the end.
+
+    >>> count_word_from_start("q_0_*_-1", 3), count_word_from_start("y_1", 3)
+    ('q_0_*_2', 'y_1')
+    """
+    stem, indices = split_pattern(name)
+    if not indices or not -words <= (indices[-1] or 0) < 0:
+        return name
+    return join_name(stem, ["*" if i is None else i for i in (*indices[:-1], (indices[-1] or 0) + words)])
+
+
 def split_path(text: str) -> list[str]:
     """The names along an edge or a path.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from bnet_transformer._core.naming import SLICE, WORD, join_name, split_pattern
+from bnet_transformer._core.naming import SLICE, WORD, count_word_from_start
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph.ground_graph import GroundGraph, Ids, NodeSelection
 
@@ -95,9 +95,6 @@ def count_from_start(ground: GroundGraph, name: str) -> str:
         ground: The graph of the sentence.
         name: The name or the pattern; it is returned unchanged if it matches no node.
     """
-    stem, indices = split_pattern(name)
-    if not indices or (indices[-1] or 0) >= 0:
-        return name
-    matches = ground.template.match_groups(name, ground.word_counts)
-    before_word = ["*" if i is None else i for i in indices[:-1]]
-    return join_name(stem, [*before_word, matches[0][1][-1] or 0]) if matches else name
+    groups = [group for group, _ in ground.template.match_groups(name, ground.word_counts)]
+    stack = groups[0].word_stack if groups else None
+    return name if stack is None else count_word_from_start(name, ground.word_counts[stack])

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.memory import check_memory
+from bnet_transformer._core.naming import EVERY_NODE, count_word_from_start, match_names
 from bnet_transformer._core.saved_results import SavedResult, stored_class
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -133,7 +134,7 @@ class RankedStates(SavedResult):
         """The states of a node or of a node group.
 
         Args:
-            name: The name of a node, such as `"c_0_2"`, or of a node group, such as `"c_0"`.
+            name: The name of a node, such as `"c_0_2"` or `"c_0_-1"`, or of all nodes of a group, such as `"c_0"`.
 
         Returns:
             The state `[k]` of the node, or the states `[k, *plates, word]` of the nodes of the group, where observed
@@ -143,13 +144,21 @@ class RankedStates(SavedResult):
         Raises:
             UnknownNameError: The result has no such node or group.
         """
-        if isinstance(name, str) and name in self._position_of:
-            group, index = self._position_of[name]
-            return group.flat_states[:, index]
-        by_name = {group.name: group for group in self.groups}
-        if not isinstance(name, str) or name not in by_name:
-            raise unknown_name_error("node", name, [*by_name, *self.nodes])
-        return by_name[name].states
+        group, index = self._find(name)
+        return group.states if index is None else group.flat_states[:, index]
+
+    def _find(self, name: Any) -> tuple[GroupStates, int | None]:
+        """The group of a node and its index in the flattened states; without an index for all nodes of a group."""
+        matches = list[GroupStates]()
+        for group in self.groups if isinstance(name, str) else ():
+            node = count_word_from_start(name, 0 if group.stack is None else group.states.shape[-1])
+            if self._position_of.get(node, (None, 0))[0] is group:
+                return self._position_of[node]
+            if name != EVERY_NODE and len(match_names(name, group.nodes)) == len(group.nodes):
+                matches.append(group)
+        if len(matches) == 1:
+            return matches[0], None
+        raise unknown_name_error("node", name, [*(group.name for group in self.groups), *self.nodes])
 
     def labels(self, name: str) -> list[str]:
         """The labels of the states of a node, one for each of the k joint states.
@@ -160,10 +169,10 @@ class RankedStates(SavedResult):
         Returns:
             k labels; numerals for states without labels.
         """
-        states = self[name].tolist()
-        if name not in self._position_of:
+        group, index = self._find(name)
+        if index is None:
             raise unknown_name_error("node", name, self.nodes)
-        return distinguish(self._position_of[name][0].format_state(state) for state in states)
+        return distinguish(group.format_state(state) for state in self[name].tolist())
 
     def to_dataframe(self) -> pd.DataFrame:
         """A data frame with a row for each joint state: `log_prob`, `share`, and the label of each node's state."""

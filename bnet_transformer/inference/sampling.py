@@ -7,7 +7,7 @@ posterior, and every other random node is drawn from its TPM, parents before chi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.naming import count_word_from_start, match_names, split_pattern
 from bnet_transformer._core.saved_results import SavedResult
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.validate_inputs import lay_out_value
 from bnet_transformer.declare import NodeSpec
-from bnet_transformer.graph import topological_order
+from bnet_transformer.errors import UnknownNameError, unknown_name_error
+from bnet_transformer.graph import GroundGraph, NodeGroup, topological_order
 from bnet_transformer.inference import elimination
 from bnet_transformer.inference.elimination import get_full_shape
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
@@ -67,23 +69,49 @@ class Samples(SavedResult):
         n: The number of samples.
         labels: The labels of the states of a discrete node, by name, for nodes with labels.
         texts: The text of each sample, where the words are sampled (`net.sample`), without the start word.
+        word_counts: The number of words of each role with words.
     """
 
     states: dict[str, Tensor]
     n: int
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
+    word_counts: Mapping[str, int] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Tensor:
         """The samples of a node.
 
         Args:
-            name: The name of a random node.
+            name: The name of a random node; a negative word counts from the end.
 
         Returns:
             States `[n]` of a discrete node, or values `[n, *shape]` of a continuous node.
+
+        Raises:
+            UnknownNameError: There are no samples of this node, or the name is that of several nodes.
         """
-        return self.states[name]
+        return self.states[self.find_name(name)]
+
+    def find_name(self, name: str) -> str:
+        """The name in `states` of a node.
+
+        Args:
+            name: The name of the node; a negative word counts from the end.
+
+        Returns:
+            The name, with the word counted from the start.
+
+        Raises:
+            UnknownNameError: There are no samples of this node, or the name is that of several nodes.
+        """
+        words = self.word_counts.get(split_pattern(name)[0], 0) if isinstance(name, str) else 0
+        found = count_word_from_start(name, words) if words else name
+        if found in self.states:
+            return found
+        if isinstance(name, str) and (nodes := match_names(found, self.states)):
+            actual, allowed = f"{name!r}, a name of several nodes", ", ".join(nodes[:MAX_NAMES])
+            raise UnknownNameError("node", expected="the name of one node", actual=actual, allowed=allowed)
+        raise unknown_name_error("node", name, self.states)
 
     def to_dataframe(self) -> pd.DataFrame:
         """A data frame with a row for each sample, and a column for each node or for each entry of a vector.
@@ -145,7 +173,14 @@ def sample(query: Query, n: int, seed: int) -> Samples:
             samples |= _sample_batched(module, model, nodes, samples, n, generator)
         else:
             samples |= _sample_by_reference(model, nodes, samples, n, generator)
-    return Samples({model.ground.name(node): samples[node].clone() for node in order if node in samples}, n)
+    sampled = [node for node in order if node in samples]
+    states = {model.ground.name(node): samples[node].clone() for node in sampled}
+    return Samples(states, n, word_counts=count_words(model.ground, map(model.ground.group_of, sampled)))
+
+
+def count_words(ground: GroundGraph, groups: Iterable[NodeGroup]) -> dict[str, int]:
+    """The number of words of the nodes of some groups, by role; groups without words are left out."""
+    return {group.stem: ground.word_counts[group.word_stack] for group in groups if group.word_stack is not None}
 
 
 def route_sample(query: Query, n: int) -> Route:

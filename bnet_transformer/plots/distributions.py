@@ -12,7 +12,7 @@ from torch.distributions import Categorical, Distribution
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import GroupPosterior, Samples
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.plots.canvas import Canvas
@@ -43,9 +43,7 @@ def plot_samples(result: Samples, canvas: Canvas, *, node: str | None = None, to
     if node is None and len(names) != 1:
         hint = f"Pass node=, one of the sampled nodes: {', '.join(names[:12])}"
         raise BNetError("several nodes were sampled", hint=hint)
-    name = node if node is not None else names[0]
-    if name not in result.states:
-        raise unknown_name_error("node", name, names)
+    name = names[0] if node is None else result.find_name(node)
     samples = result.states[name]
     if not samples.is_floating_point():
         labels = result.labels.get(name)

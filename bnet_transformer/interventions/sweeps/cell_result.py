@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.naming import WORD, count_word_from_start
 from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
 from bnet_transformer._core.saved_results import stored_class
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -136,11 +137,17 @@ class CellResult(ComparableResult):
         """The index of a cell along the axes.
 
         Args:
-            name: The name of the cell.
+            name: The name of the cell, also an item of `at=` that is one cell, such as `"x_1_-1"`. Along an axis of
+                words, a negative word counts from the end.
 
         Returns:
             The index along each axis.
         """
+        grid = self.parts.get(name)
+        if grid is not None and len(grid.names) == 1:
+            (name,) = grid.names.values()
+        elif isinstance(name, str) and WORD in self.axes:
+            name = count_word_from_start(name, len(self.positions_along(WORD)))
         if name not in self._index_by_name:
             raise unknown_name_error("cell", name, self._index_by_name)
         return self._index_by_name[name]

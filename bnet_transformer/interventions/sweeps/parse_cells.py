@@ -15,7 +15,7 @@ import numpy as np
 from bnet_transformer._core.checks import check_sequence
 from bnet_transformer._core.naming import split_path
 from bnet_transformer.errors import BNetError
-from bnet_transformer.graph import NodeGroup, find_family
+from bnet_transformer.graph import NodeGroup, count_from_start, find_family
 from bnet_transformer.interventions.edges.cells import EdgeCells, join_edge_cells
 from bnet_transformer.interventions.edges.structure import EDGES, EdgeStructure
 from bnet_transformer.interventions.sweeps.arrow_cells import (
@@ -172,7 +172,9 @@ def _is_edge_item(model: GroundModel, item: str, find_edges: Callable[[], EdgeSt
 def _parse_item(examples: Examples, item: str, over: object) -> PatchCells:
     """The cells of one item of a list: those of a role, or one cell for names, patterns and paths."""
     if not _is_role(examples.model, item):
-        return _build_pattern_cells(examples.model, [(item, [item])])
+        ends = [count_from_start(examples.model.ground, end) for end in split_path(item)]
+        name = f" {ARROW} ".join(ends) if ends != split_path(item) else item
+        return _build_pattern_cells(examples.model, [(name, [item])])
     build = build_arrow_cells if ARROW in item else build_role_cells
     return build(examples, item, over, is_strict=False)
 

@@ -12,6 +12,7 @@ from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import GroundGraph
 from bnet_transformer.inference import Samples
+from bnet_transformer.inference.sampling import count_words
 from bnet_transformer.learning.training.generate import generate
 from bnet_transformer.learning.training.incremental_decoding import find_next_word_readout
 
@@ -63,4 +64,5 @@ def sample_words(network: Network, n: int, words: object, start: object, seed: i
         if node_labels is None and spec is readout:
             node_labels = network.vocabularies.get(stack)
         labels |= {} if node_labels is None else dict.fromkeys(names, tuple(node_labels))
-    return Samples(states, n, labels, result.texts)
+    groups = [network.get_spec(name).group for name in (*result.states, readout.group.name)]
+    return Samples(states, n, labels, result.texts, count_words(ground, groups))
