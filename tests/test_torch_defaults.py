@@ -60,6 +60,10 @@ QUERIES: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
     "posterior of a batch": lambda net: inference.posterior(
         net.module(), "c", {"y": inference.Evidence(IDS)}, IDS.clone()
     ),
+    "log evidence of a batch": lambda net: inference.log_evidence(
+        net.module(), {"y": inference.Evidence(IDS)}, IDS.clone()
+    ).detach(),
+    "gradient of the log evidence": lambda net: differentiate_log_evidence(net),
     "counterfactual": lambda net: net.sentence("the cat sat").counterfactual("y_2", {"c": 0}, {"y_2": 1}).probabilities,
     "generate": lambda net: list_numbers(make_decoder().generate("the cat", length=3).log_probs[0]),
     "lens": lambda net: make_decoder().sentence("the cat sat").lens().distribution(1).probs,
@@ -78,6 +82,16 @@ QUERIES: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
     "copy": lambda net: copy.deepcopy(net.sentence("the cat sat"))["x_2_1"],
     "pickle": lambda net: pickle.loads(pickle.dumps(net.sentence("the cat sat")))["x_2_1"],
 }
+
+
+def differentiate_log_evidence(net: bt.BNet) -> torch.Tensor:
+    """Return the gradient of the log evidence by the values that the module stores, in one vector."""
+    module = net.module()
+    with torch.inference_mode(False), torch.enable_grad():
+        total = inference.log_evidence(module, {"y": inference.Evidence(IDS)}, IDS.clone()).sum()
+        with torch.autocast("cpu", enabled=False):  # torch advises against backward passes under autocast
+            total.backward()
+    return torch.cat([value.grad.flatten() for value in module.parameters() if value.grad is not None])
 
 
 def list_numbers(numbers: Iterable[float]) -> torch.Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_int
+from bnet_transformer._core.memory import ignore_caller_modes
 from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer._core.torch_context import enable_gradients
 from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, NodePatches, StackTensors
@@ -33,6 +34,7 @@ from bnet_transformer.tpm.base import broadcast_shapes
 MAX_TABLE_ELEMENTS = 2**30
 
 
+@ignore_caller_modes()
 def log_evidence(
     module: CompiledModule,
     evidence: Mapping[str, Evidence],
@@ -48,7 +50,7 @@ def log_evidence(
     check: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The log evidence `log P(evidence)` of each sentence of a batch.
+    """The log evidence `log P(evidence)` of each sentence of a batch, with gradients; autocast is ignored.
 
     Args:
         module: The compiled net.
