@@ -9,6 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.cli.outputs import format_json
+from bnet_transformer.cli.questions import _format_state
 from bnet_transformer.interventions import Zero
 from tests.test_cli import assert_line, run
 
@@ -161,6 +162,17 @@ def test_numerals_are_states_and_in_quotes_words(folder):
         for options in (["--answer", text], ["--metric", f"y_1={text}"]):
             close(query("sweep", *pair, *options, "-m", "net.safetensors")["values"], values)
         assert run("sweep", *pair, *options, "-m", "net.safetensors").stdout.splitlines()[1].startswith(head)
+
+
+def test_the_states_of_a_metric_are_shown_or_an_error(tiny, folder):
+    pair = ("the cat sat", "the dog sat")
+    for name in ("y", "y_*", "y_-1"):
+        values = bt.sweep(*map(tiny.sentence, pair), metric={name: "cat"}).values
+        close(query("sweep", *pair, "--metric", f"{name}=cat")["values"], values)
+        assert f"log P({name} = state 2 'cat'):" in run("sweep", *pair, "--metric", f"{name}=cat").stdout
+    for unknown in ("elephant", 99, -1):
+        with pytest.raises(bt.EvidenceError):
+            _format_state(tiny.sentence(pair[0]), "y_2", unknown)
 
 
 # fit and train

@@ -356,12 +356,13 @@ def _make_answer_metric(s: Sentence, text: str) -> dict[str, object]:
 
 
 def _format_state(s: Sentence, node: str, state: object) -> str:
-    """Return a state as text: its index, and its label if it has one."""
-    labels = s.state.labels(s.ground.id(node))
-    if not labels:
-        return f"state {state}"
-    number = labels.find(state) if isinstance(state, str) else int(str(state))
-    return f"state {number} {labels[number or 0]!r}"
+    """Return a state of a node, or of all nodes of a name, as text: its index, and its label if it has one."""
+    from bnet_transformer.data.encode import encode_value
+    from bnet_transformer.graph.node_families import find_family
+
+    first = find_family(s.ground, node).nodes[0]
+    number, labels = int(encode_value(s.state.model, first, state, evidence=True)), s.state.labels(first)
+    return f"state {number} {labels[number]!r}" if labels else f"state {number}"
 
 
 @click.command(
