@@ -349,7 +349,7 @@ def test_texts_name_tokens(tmp_path):
     for label, probability in top:
         assert s.log_prob({"y_1": label}).exp().item() == pytest.approx(probability, rel=1e-5)
     assert [label for label, _ in s.top("y_1", 3)] == [labels[k] for k in s.posterior("y_1").topk(3).indices]
-    assert s.posteriors("y").to_dataframe().shape[1] == 2 + len(UNITS)
+    assert s.posteriors("y").to_dataframe().shape[1] == len(UNITS)
     selected = s.graph(words=["c"]).nodes(data="token")
     assert {token for _, token in selected} <= {"c", None}
 

@@ -315,6 +315,17 @@ def test_posteriors_are_those_of_each_node(name, group):
     close(torch.tensor(result.to_dataframe()[list(result.labels_along(-1))].to_numpy()), flat)
 
 
+def test_a_data_frame_has_states_with_the_labels_of_its_axes():
+    words = ["word", "token", "head", "state"]
+    net = bt.bayesuvius(4, vocabulary=words, observe=Categorical(4, labels=words), seed=3)
+    s = net.sentence("state word word")
+    frame = s.posteriors("y").to_dataframe()
+    assert list(frame.columns) == words and list(frame.index) == [(0, "state"), (1, "word"), (2, "word")]
+    for k in range(3):
+        for state, label in enumerate(words):
+            assert frame[label].iloc[k] == pytest.approx(s.log_prob({f"y_{k}": state}).exp().item())
+
+
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from(SMALL_CASES), st.data())
 def test_posteriors_of_a_group_in_any_evidence(case, data):

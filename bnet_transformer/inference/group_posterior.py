@@ -60,16 +60,20 @@ class GroupPosterior(SavedResult):
         return self.labels.get(self.axes[dim], tuple(map(str, range(self.probabilities.shape[dim]))))
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each node and a column for each state."""
+        """A data frame with a row for each node and a column for each state, indexed by the axes and the token.
+
+        The axes are not columns, because a state may have the label of an axis, such as the token `word`.
+        """
         import pandas as pd
 
-        tokens, rows, states = self.labels.get("word"), [], distinguish(self.labels_along(-1))
-        probs = to_numpy(self.probabilities)
-        for index in np.ndindex(*probs.shape[:-1]):
-            row: dict[str, object] = dict(zip(self.axes, index, strict=False))
-            row |= {} if tokens is None else {"token": tokens[index[-1]]}
-            rows.append(row | dict(zip(states, probs[index], strict=True)))
-        return pd.DataFrame(rows)
+        tokens, axes, probs = self.labels.get("word"), [*self.axes[:-1]], to_numpy(self.probabilities)
+        frame = pd.DataFrame(probs.reshape(-1, probs.shape[-1]), columns=distinguish(self.labels_along(-1)))
+        if not axes:
+            return frame
+        index = np.indices(probs.shape[:-1]).reshape(len(axes), -1)
+        levels = [pd.Series(row, name=axis) for axis, row in zip(axes, index, strict=True)]
+        levels += [] if tokens is None else [pd.Series([tokens[k] for k in index[-1]], name="token", dtype=object)]
+        return frame.set_index(levels)
 
     def _repr_html_(self) -> str:
         """The probabilities as an HTML table."""
