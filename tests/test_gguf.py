@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import sys
+import unicodedata
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import given, strategies as st
 from tokenizers import decoders, pre_tokenizers
 
 import bnet_transformer as bt
-from bnet_transformer._core.tokens import Spelling, Token
+from bnet_transformer._core.tokens import Labels, Spelling, Token
 from bnet_transformer.pretrained.source import find_package_path, is_installed
 from tests.huggingface_models import GPT2, LLAMA, T, init_model
 from tests.test_cli import run
@@ -307,6 +308,67 @@ def read_token(raw, **spelling):
     return Token(raw, Spelling(**spelling).decode(raw))
 
 
+SIGNS = {"\n": "↵", "\t": "⇥"}
+HIDDEN = [
+    "\x1b",
+    "\r",
+    "\x7f",
+    "\x9b",
+    "\xa0",
+    "\xad",
+    "\u200c",
+    "\u200d",
+    "\u202e",
+    "\u2028",
+    "\ufe0f",
+    "\ufeff",
+    "\ue000",
+]
+
+
+@given(
+    st.text(
+        st.sampled_from([*HIDDEN, *SIGNS, " ", "a", "é", "👨"])
+        | st.characters(exclude_characters="‹␣↵⇥", exclude_categories=["Cs"])
+    )
+)
+def test_texts_of_tokens_are_visible_and_no_character_is_lost(text):
+    """By the Unicode database. A joiner is retained between characters outside of ASCII, as in an emoji."""
+    token = Token("raw", text)
+    for before, letter, after in zip(["", *token], token, [*token[1:], ""], strict=False):
+        is_joined = letter in "\u200c\u200d" and before > "\x7f" and after > "\x7f"
+        assert letter == " " or is_joined or unicodedata.category(letter)[0] not in "CZ"
+    back = re.sub("‹([0-9a-f]+)›", lambda match: chr(int(match[1], 16)), token)
+    for letter, sign in {**SIGNS, " ": "␣"}.items():
+        back = back.replace(sign, letter)
+    assert back == text if not text.strip() else back == text.removeprefix(" ")
+
+
+@pytest.mark.parametrize("text", ["👨\u200d👩\u200d👧", "❤\ufe0f", "#\ufe0f\u20e3", "می\u200cخواهم", "naïve", "ﬁ"])
+def test_characters_that_shape_others_are_retained(text):
+    assert Token("raw", f" {text}") == text
+
+
+def test_control_characters_of_tokens_reach_no_file_of_a_graph(tmp_path):
+    units = [{"a": "ġ", "1": "ě"}.get(unit, unit) for unit in UNITS]  # the letters of the bytes 7f and 1b
+    s = load_tokenizer(tmp_path, tokens=units).sentence("t\x7f\x1bc")
+    assert s.words == ("t", "‹7f›", "‹1b›", "c") and s.raw_tokens == ("t", "ġ", "ě", "c")
+    for name in ("\x1b", "‹1b›", "ě"):
+        assert s.log_prob({"y_0": name}).equal(s.log_prob({"y_0": units.index("ě")}))
+    for suffix in ("graphml", "gexf"):
+        s.draw(tmp_path / f"s.{suffix}")
+        text = (tmp_path / f"s.{suffix}").read_text(encoding="utf-8")
+        assert "‹7f›" in text and "‹1b›" in text
+        assert all(unicodedata.category(letter) != "Cc" for letter in text.replace("\n", ""))
+
+
+def test_a_text_names_a_token_before_a_raw_token_does():
+    labels = Labels([Token("Â¢", "¢"), Token("¢", "‹a2›"), Token("Ġ¢", " ‹a2›"), Token("ĠÂ½Ċ", " ½\n")])
+    names = {"¢": 0, "Â¢": 0, "␣‹a2›": 2, "Ġ¢": 2, "½↵": 3, "␣½↵": 3, " ½\n": 3}
+    assert {name: labels.find(name) for name in names} == names
+    assert [labels.find(label) for label in labels] == [0, 1, 2, 3]
+
+
 SENTENCEPIECE = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
@@ -379,6 +441,18 @@ def test_commands_name_and_show_tokens_by_text(tmp_path):
     (answer,) = json.loads(result.stdout)["sentences"]
     assert len({*answer["labels"][0]}) == len(UNITS)
     assert answer["probabilities"] == pytest.approx(s.posterior("y_0").tolist(), rel=1e-5)
+
+
+def test_the_error_for_a_text_of_several_tokens_names_one_on_the_command_line(tmp_path):
+    s = load_tokenizer(tmp_path).sentence("e cat")
+    command = ["ask", "posterior", "y_1", "e cat", "-m", tmp_path / "m.gguf", "--json", "--given"]
+    error = run(*command, "y_0= c")
+    names = re.findall('"[^"]+"', error.stderr)
+    assert error.exit_code == 2 and len(names) == 2
+    for name in names:
+        (answer,) = json.loads(run(*command, f"y_0={name}").stdout)["sentences"]
+        expected = s.posterior("y_1", {"y_0": UNITS.index("Ġc")}).tolist()
+        assert answer["probabilities"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_full_words_of_a_plot_are_those_of_the_text(tmp_path):
@@ -485,7 +559,9 @@ def test_smollm2_tokens_are_shown_as_the_library_tokenizers_decodes_them(smollm2
     for k, token in enumerate(vocabulary):
         text = tokenizer.decode([k])
         assert replace_shown_bytes(token.decoded).decode(errors="replace") == text
-        assert ("‹" in token) == ("‹" in text or "\ufffd" in text.removesuffix("\ufffd" * (token == "\ufffd")))
+        is_hidden = any(unicodedata.category(letter)[0] in "CZ" and letter not in " \n\t" for letter in text)
+        is_broken = "\ufffd" in text.removesuffix("\ufffd" * (token == "\ufffd"))
+        assert ("‹" in token) == ("‹" in text or is_hidden or is_broken or token == "‹fe0f›")
     for text in [*TEXTS, "The café of the advisor 你好 🙂"]:
         s = smollm2.sentence(text)
         assert b"".join(replace_shown_bytes(word.decoded) for word in s.words).decode() == text

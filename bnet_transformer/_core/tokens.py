@@ -17,6 +17,8 @@ from bnet_transformer.errors import BNetError, format_value
 
 PIECE = "·"  # before a piece that continues a word
 WHITE_SPACE = str.maketrans({" ": "␣", "\n": "↵", "\t": "⇥"})
+JOINERS = "\u200c\u200d"  # between characters outside of ASCII they shape letters and emoji
+SELECTORS = tuple(map(chr, range(0xFE00, 0xFE10)))  # they select a variant of the character before
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a token of SentencePiece for one byte
 MAX_CANDIDATES = 6
 
@@ -25,21 +27,22 @@ class Token(str):
     """The text of a token, as a reader expects it, with the token of the vocabulary.
 
     A leading space is not shown. In other places a space at the start, a line break and a tab are `␣`, `↵` and `⇥`.
+    Any other character that is not visible is its number in hexadecimal: `‹1b›`, and `‹00ad›` from U+0080.
 
     Args:
         raw: The token in the vocabulary.
         decoded: The decoded token, with its leading space.
-        text: The string; None (default) for the decoded token with visible white space.
+        text: The string; None (default) for the decoded token with visible white space and control characters.
 
-    >>> Token("Ġcat", " cat"), Token("Ġcat", " cat").raw, Token("Ġ", " "), Token("Ċ", "\\n")
-    ('cat', 'Ġcat', '␣', '↵')
+    >>> Token("Ġcat", " cat"), Token("Ġcat", " cat").raw, Token("Ġ", " "), Token("Ċ", "\\n"), Token("ě", "\\x1b")
+    ('cat', 'Ġcat', '␣', '↵', '‹1b›')
     """
 
     raw: str
     decoded: str
 
     def __new__(cls, raw: str, decoded: str, text: str | None = None) -> Token:
-        token = super().__new__(cls, _show_white_space(decoded) if text is None else text)
+        token = super().__new__(cls, _show_text(decoded) if text is None else text)
         token.raw, token.decoded = raw, decoded
         return token
 
@@ -47,13 +50,31 @@ class Token(str):
         return self.raw, self.decoded, str(self)
 
 
-def _show_white_space(decoded: str) -> str:
-    """The text of a decoded token without one leading space, with visible white space."""
+def _show_text(decoded: str) -> str:
+    """The text of a decoded token without one leading space, in which all characters are visible."""
     text = decoded.removeprefix(" ")
     letters = text.lstrip(" ")
-    if not letters.strip(" \n\t"):
-        return decoded.translate(WHITE_SPACE)
-    return "␣" * (len(text) - len(letters)) + letters.replace("\n", "↵").replace("\t", "⇥")
+    if not letters.strip():
+        return _show_hidden(decoded.translate(WHITE_SPACE))
+    return _show_hidden("␣" * (len(text) - len(letters)) + letters.replace("\n", "↵").replace("\t", "⇥"))
+
+
+def _show_hidden(text: str) -> str:
+    """The text in which each character that is not visible is its number in hexadecimal."""
+    if text.isprintable() and not text.startswith(SELECTORS):
+        return text
+    characters = zip(["", *text], text, [*text[1:], ""], strict=False)
+    return "".join(
+        letter if _is_visible(before, letter, after) else f"‹{ord(letter):0{2 if letter.isascii() else 4}x}›"
+        for before, letter, after in characters
+    )
+
+
+def _is_visible(before: str, letter: str, after: str) -> bool:
+    """Whether a character is visible or changes its neighbours, of which one that is missing is empty."""
+    if letter in JOINERS:
+        return all(neighbour > "\x7f" and neighbour.isprintable() for neighbour in (before, after))
+    return letter.isprintable() and (before != "" or letter not in SELECTORS)
 
 
 @dataclass(frozen=True)
@@ -156,27 +177,30 @@ class Labels(tuple[str, ...]):
         return dict(states)
 
     @cached_property
+    def _states_by_spaced_text(self) -> dict[str, list[int]]:
+        """The states of each text with a visible leading space."""
+        return _group_states(map(_show_leading_space, self))
+
+    @cached_property
     def _states_by_raw(self) -> dict[str, list[int]]:
         """The states of each raw token."""
-        states: dict[str, list[int]] = defaultdict(list)
-        for state, label in enumerate(self):
-            states[get_raw(label)].append(state)
-        return dict(states)
+        return _group_states(map(get_raw, self))
 
     def find_all(self, label: str) -> list[int]:
         """The states that a label names: by its raw token if it is a `Token`, else by text, else by raw token."""
         if isinstance(label, Token) and label.raw in self._states_by_raw:
             return self._states_by_raw[label.raw]
-        for text in (label, label.replace("␣", " ", 1) if label.startswith("␣") else label):
-            if text in self._states_by_text:
-                return self._states_by_text[text]
-        return self._states_by_raw.get(label, [])
+        if label in self._states_by_text:
+            return self._states_by_text[label]
+        spaced = self._states_by_spaced_text if label.startswith("␣") else {}
+        return spaced.get(label) or self._states_by_raw.get(label, [])
 
     def find(self, label: str, subject: str = "label", error: type[BNetError] = BNetError) -> int | None:
         """The state that a label names; None if there is none.
 
         Args:
-            label: The text of a token, also with its leading space, or the raw token.
+            label: The text of a token, also with its leading space, or the raw token. A text of one token that is the
+                raw token of another one names the first; a `Token` is always named by its raw token.
             subject: The name of the label in messages.
             error: The class of the error if several tokens have this text.
         """
@@ -184,7 +208,11 @@ class Labels(tuple[str, ...]):
         if len(states) > 1:
             candidates = [f"{get_raw(self[state])!r} (id {state})" for state in states]
             more = ", …" if len(candidates) > MAX_CANDIDATES else ""
-            hint = "Pass the id of one of them, or its text with the leading space if it has one"
+            names = [(k, text) for k in states for text in (_show_leading_space(self[k]), get_decoded(self[k]))]
+            unique = [f'"{text}"' for k, text in names if text.isprintable() and self.find_all(text) == [k]]
+            hint = "Pass the id of one of them" + (
+                f", or the leading space: {' or '.join(unique[:2])}" if unique else ""
+            )
             raise error(
                 subject,
                 expected="the text of one token",
@@ -193,6 +221,14 @@ class Labels(tuple[str, ...]):
                 hint=hint,
             )
         return states[0] if states else None
+
+
+def _group_states(names: Iterable[str]) -> dict[str, list[int]]:
+    """The states of each name, from a name for each state."""
+    states: dict[str, list[int]] = defaultdict(list)
+    for state, name in enumerate(names):
+        states[name].append(state)
+    return dict(states)
 
 
 def get_raw(label: str) -> str:
