@@ -92,8 +92,8 @@ class SentenceQuery(TextSource):
         model: The net: tiny, minilm, smollm2, a folder of a Hugging Face model, a GGUF file, a Hugging Face id, or a
             net.safetensors.
         do: Set NODE=VALUE by do; NODE is a node, a node group or a pattern such as q_1_*_2. VALUE is a state, a word
-            (a number that is a word in double quotes: "7"), numbers separated by commas, zero, or mean (over the
-            words). May be repeated.
+            (in double quotes if it is a number or starts with a space: "7", " Mary"), numbers separated by commas,
+            zero, or mean (over the words). May be repeated.
         given: Observe NODE=VALUE as evidence, with values as for --do except zero and mean. May be repeated.
         input: The value NODE=VALUE of an input node that the text does not contain. May be repeated.
         pair: A second sentence, which follows the first one.

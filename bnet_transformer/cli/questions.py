@@ -262,7 +262,7 @@ def sweep(
     Args:
         at: The cells: a role (x, q, j, a), an arrow ("v -> a"), or names and patterns; by default x. May be repeated.
         metric: A node and its state, or two states for their difference: y_2=cat or y_2=cat,dog. An integer is a
-            state; the word 7 is "7", in double quotes.
+            state; the word 7 is "7", in double quotes, which also keep a leading space: " Mary".
         answer: The metric of the readout of the last word, as the clean and the corrupt answer: cat,dog.
         over: The axes of the result, such as slice,head.
         ablate: Patch in zeros, or the mean over the words; the sentences are then no pairs, and all are patched.
