@@ -5,6 +5,7 @@ import json
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -324,6 +325,33 @@ def test_a_data_frame_has_states_with_the_labels_of_its_axes():
     for k in range(3):
         for state, label in enumerate(words):
             assert frame[label].iloc[k] == pytest.approx(s.log_prob({f"y_{k}": state}).exp().item())
+
+
+def test_tables_have_nodes_with_the_names_of_other_columns(tmp_path):
+    """The nodes of a file may be called `share`; its most probable states are those of the product of the tables."""
+    pytest.importorskip("pgmpy")
+    from pgmpy.factors.discrete import TabularCPD
+    from pgmpy.models import DiscreteBayesianNetwork
+
+    source = DiscreteBayesianNetwork([("share", "probability"), ("share", "sentence")])
+    first, second, third = np.array([0.3, 0.7]), np.array([[0.1, 0.8], [0.9, 0.2]]), np.array([[0.4, 0.9], [0.6, 0.1]])
+    source.add_cpds(TabularCPD("share", 2, first[:, None]))
+    for name, table in (("probability", second), ("sentence", third)):
+        source.add_cpds(TabularCPD(name, 2, table, ["share"], [2]))
+    net = bt.from_pgmpy(source)
+    joint = first[:, None, None] * second.T[:, :, None] * third.T[:, None, :]
+    row = net.sentence().marginal_map(["share", "probability", "sentence"]).to_dataframe().iloc[0]
+    best = np.unravel_index(joint.argmax(), joint.shape)
+    assert row["share"] == pytest.approx(joint.max()) and row["log_prob"] == pytest.approx(np.log(joint.max()))
+    assert tuple(int(row[name]) for name in ("share (node)", "probability", "sentence")) == best
+    net.save(tmp_path / "net.safetensors")
+    nodes = "share,probability,sentence"
+    result = run("ask", "posterior", nodes, "-m", tmp_path / "net.safetensors", "-o", tmp_path / "p.csv")
+    assert result.exit_code == 0, result.output
+    table = pd.read_csv(tmp_path / "p.csv")
+    for _, item in table.iterrows():
+        states = tuple(int(item[name]) for name in ("share", "probability (node)", "sentence (node)"))
+        assert item["probability"] == pytest.approx(joint[states])
 
 
 @settings(max_examples=12, deadline=None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -264,6 +264,15 @@ def distinguish(labels: Iterable[str]) -> list[str]:
             if isinstance(label, Token) and len(raws[str(label)]) > 1:
                 result[k] = Token(label.raw, label.decoded, show(label))
     return result
+
+
+def name_columns(nodes: Iterable[str], reserved: Collection[str]) -> list[str]:
+    """The columns of nodes in a table with other columns: a node with the name of one of these is marked.
+
+    >>> name_columns(["rain", "share"], ["log_prob", "share"])
+    ['rain', 'share (node)']
+    """
+    return [f"{name} (node)" if name in reserved else name for name in nodes]
 
 
 def as_labels(labels: Iterable[str]) -> Labels:

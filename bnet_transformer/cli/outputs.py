@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bnet_transformer._core.tokens import distinguish
+from bnet_transformer._core.tokens import distinguish, name_columns
 from bnet_transformer.cli.errors import escape_control
 from bnet_transformer.cli.signatures import Count
 from bnet_transformer.errors import BNetError
@@ -186,8 +186,11 @@ def _join_tables(texts: Sequence[str], results: Sequence[CommandResult]) -> pd.D
     """The tables of all sentences, one below the other, with the column `sentence` first."""
     import pandas as pd
 
-    tables = [r.make_table().assign(sentence=text) for text, r in zip(texts, results, strict=True) if r.make_table]
-    joined = pd.concat(tables, ignore_index=True)
+    tables = [(r.make_table(), text) for text, r in zip(texts, results, strict=True) if r.make_table]
+    renamed = [
+        table.set_axis(name_columns(table, ["sentence"]), axis=1).assign(sentence=text) for table, text in tables
+    ]
+    joined = pd.concat(renamed, ignore_index=True)
     return joined[["sentence", *joined.columns.drop("sentence")]]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from bnet_transformer._core.tokens import distinguish
+from bnet_transformer._core.tokens import distinguish, name_columns
 from bnet_transformer.cli import inputs
 from bnet_transformer.cli.inputs import SentenceQuery, TextSource
 from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, TableOutput, format_table, make_plotter
@@ -73,7 +73,8 @@ def posterior(nodes: str, query: SentenceQuery, options: dict[str, Any], output:
 
         def make_table(parts: Sequence[Sequence[str]]) -> pd.DataFrame:
             rows = [*itertools.product(*parts)]
-            return _make_table(rows, columns=names, dtype=object).assign(probability=probs.flatten().tolist())
+            columns = name_columns(names, ["probability"])
+            return _make_table(rows, columns=columns, dtype=object).assign(probability=probs.flatten().tolist())
 
         document = {"nodes": names, "labels": distinct, "probabilities": probs}
         lines = output.format_rows(make_table(labels), by="probability")

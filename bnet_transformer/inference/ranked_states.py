@@ -22,7 +22,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import EVERY_NODE, count_word_from_start, match_names
 from bnet_transformer._core.saved_results import SavedResult, stored_class
-from bnet_transformer._core.tokens import distinguish
+from bnet_transformer._core.tokens import distinguish, name_columns
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.inference.factor_graph import format_nodes
 from bnet_transformer.inference.joint_posterior import find_marginal_map, joint_log_evidence, route_marginal_map
@@ -175,11 +175,15 @@ class RankedStates(SavedResult):
         return distinguish(group.format_state(state) for state in self[name].tolist())
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each joint state: `log_prob`, `share`, and the label of each node's state."""
+        """A data frame with a row for each joint state: `log_prob`, `share`, and the label of each node's state.
+
+        The column of a node with the name of another column is marked, as in `share (node)`.
+        """
         import pandas as pd
 
         columns: dict[str, Any] = {"log_prob": to_numpy(self.log_probs), "share": to_numpy(self.shares)}
-        columns |= {name: self.labels(name) for name in self.nodes}
+        names = name_columns(self.nodes, ("rank", *columns))
+        columns |= {column: self.labels(name) for column, name in zip(names, self.nodes, strict=True)}
         return pd.DataFrame(columns, index=pd.RangeIndex(1, len(self) + 1, name="rank"))
 
     def _repr_html_(self) -> str:
