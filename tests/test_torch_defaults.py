@@ -17,6 +17,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import inference
+from bnet_transformer.attention import Inclusion, damage
 from bnet_transformer.learning.fit import Fit
 
 WORDS = ["the", "cat", "sat"]
@@ -68,6 +69,7 @@ QUERIES: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
     "generate": lambda net: list_numbers(make_decoder().generate("the cat", length=3).log_probs[0]),
     "lens": lambda net: make_decoder().sentence("the cat sat").lens().distribution(1).probs,
     "contributions": lambda net: make_decoder().sentence("the cat sat").contributions("y_2", of="cat").values,
+    "damage": lambda net: damage(find_inclusion(), counts=[1], progress=False).values,
     "fit_lens": lambda net: bt.fit_lens(make_decoder(), ["the cat sat", "cat sat"], steps=1).biases[0],
     "roles": lambda net: bt.roles(make_decoder(), ["the cat sat"]).mean,
     "sweep": lambda net: bt.sweep(*make_pair(net), metric=CAT, progress=False).effects,
@@ -111,6 +113,12 @@ def fit_net() -> Fit[bt.BNet]:
 
 
 @cache
+def find_inclusion() -> Inclusion:
+    """Return the inclusion of heads, computed once outside of every default."""
+    return bt.inclusion(make_decoder(), ["the cat sat", "cat sat"], progress=False)
+
+
+@cache
 def make_decoder() -> bt.BNet:
     """Return a net without choices, created once outside of every default."""
     return bt.decoder(8, heads=2, slices=2, vocabulary=WORDS, seed=3)
@@ -131,7 +139,7 @@ def net():
     ["float64", "meta", "autocast", *(pytest.param(k, marks=pytest.mark.slow) for k in ("inference", "deterministic"))],
 )
 def test_a_default_of_torch_changes_no_answer(default, query, net):
-    fit_net(), make_decoder()
+    fit_net(), make_decoder(), find_inclusion()
     assert run_under(default, lambda: QUERIES[query](net)).equal(QUERIES[query](net))
 
 

@@ -228,6 +228,7 @@ def _resolve_sigma(runs: GatedRuns, losses: Tensor, sigma: float | None) -> tupl
     return sigma, sigma**-2
 
 
+@translate_memory_errors("damage")
 def damage(
     result: Inclusion, sentences: object = None, *, counts: object = None, progress: bool | None = None
 ) -> Damage:
