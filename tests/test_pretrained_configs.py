@@ -171,6 +171,17 @@ def test_a_setting_that_no_rule_reads_is_refused_by_name(name, tmp_path):
             FAMILIES[name].config_to_options({**options, setting: value}, None, None)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["dropless_scale", "scale_token_ids", "attention_version", "summary_scale", "no_flash_attn_scale", "dropout_scale"],
+)
+def test_an_invented_setting_with_a_known_word_is_refused(setting):
+    for value in (2.0, False, 0, [], {}):  # a value that is off or empty may replace a default that is on
+        with pytest.raises(bt.BNetError, match=f"{setting}="):
+            FAMILIES["llama"].config_to_options({**TABLE["llama"][1], setting: value}, None, None)
+    assert FAMILIES["llama"].config_to_options({**TABLE["llama"][1], setting: None}, None, None)
+
+
 PUBLISHED = {  # settings in the config.json of published models that no model of transformers reads
     "albert": {"net_structure_type": 0, "gap_size": 0, "layers_to_keep": [], "position_embedding_type": "absolute"},
     "bart": {

@@ -27,12 +27,16 @@ ROPE_PARAMETERS = (
 )
 # Keys that change no value of a net in evaluation mode, in any family.
 IRRELEVANT_KEYS = re.compile(
-    r"""model_type | architectures | auto_map | _?name_or_path | _commit_hash | \w+_version | transformers\.js_config
-    | (torch_)?dtype | use_bfloat16 | torchscript | _?(attn|experts)_implementation\w* | \w*_flash_attn\w*
-    | is_encoder_decoder | finetuning_task | label2id | _num_labels | language | tokenizer_class | n_ctx
-    | \w*drop\w* | initializer_(range|factor) | init_std | gradient_checkpointing | loss_type | pretraining_tp
+    r"""model_type | architectures | auto_map | _?name_or_path | _commit_hash | transformers\.js_config
+    | ((adapter_)?transformers|adapters|unsloth|torch)_version | finetuning_task | label2id | _num_labels | language
+    | (torch_)?dtype | use_bfloat16 | torchscript | _?(attn|experts)_implementation(_internal|_autoset)?
+    | _flash_attn_2_enabled | use_flash_attn | is_encoder_decoder | tokenizer_class | n_ctx
+    | \w*dropout(_(prob|rate))? | \w+_pdrop | \w*layerdrop | drop_path_rate
+    | initializer_(range|factor) | init_std | gradient_checkpointing | loss_type | pretraining_tp
     | use_cache | output_(attentions|hidden_states|past|scores) | return_dict(_in_generate)? | chunk_size_feed_forward
-    | \w+_token_ids? | force_bos_token_to_be_generated | bad_words_ids | prefix | task_specific_params | summary_\w+
+    | (decoder_|forced_)?(bos|eos|pad|sep|cls|mask|unk)_token_ids? | decoder_start_token_id
+    | force_bos_token_to_be_generated | bad_words_ids | prefix | task_specific_params
+    | summary_(type|use_proj|activation|proj_to_labels|hidden_size)
     | (max|min)_length | max_new_tokens | do_sample | early_stopping | num_beams | num_beam_groups | diversity_penalty
     | temperature | top_[kp] | typical_p | (repetition|length|exponential_decay_length)_penalty
     | (encoder_)?no_repeat_ngram_size | num_return_sequences | remove_invalid_values | (begin_)?suppress_tokens""",
