@@ -3,6 +3,7 @@
 A family that is added to the package gets a row here; `test_the_table_has_every_family` checks this.
 """
 
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,21 @@ from bnet_transformer import reference
 from bnet_transformer.interventions.edges.runner import build_edge_runner
 from bnet_transformer.pretrained import FAMILIES, ModelFamily, from_pretrained, register_family
 from tests.edge_oracle import run_edge
-from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, VIT, D, T, init_model, set_config
+from tests.huggingface_models import (
+    ALBERT,
+    BERT,
+    DISTIL,
+    GPT2,
+    LLAMA,
+    MPNET,
+    NEOX,
+    T5 as T5_SMALL,
+    VIT,
+    D,
+    T,
+    init_model,
+    set_config,
+)
 
 IDS = [3, 4, 5, 6]
 OTHER_IDS = [3, 7, 5, 8]
@@ -290,6 +305,7 @@ def test_a_user_defined_family_needs_no_change(monkeypatch):
         FAMILIES.pop("electra", None)
 
 
+MULTIPLIERS = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
 GRANITE = {"attention_multiplier": 0.5, "tie_word_embeddings": False}  # the scale of a Llama with heads of width 4
 FOREIGN = [  # a model, the settings that Llama does not have, and where its equations depart from those of Llama
     ("Gemma", {"head_dim": 4}, {}, "x_0"),
@@ -305,13 +321,12 @@ def test_a_family_with_other_equations_is_refused(name, options, settings, node,
     """By the settings that no rule reads; and where a family calls them irrelevant, by the values."""
     kind = name.lower()
     model = init_model(f"{name}ForCausalLM", {**LLAMA, "num_key_value_heads": 2, **options, **settings})
-    unread = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
     if name == "Granite":
         monkeypatch.setitem(FAMILIES, kind, replace(FAMILIES["llama"], name=kind))
         for setting in settings:
             with pytest.raises(bt.BNetError, match=f"{setting}={settings[setting]}"):
                 from_pretrained(model)
-    monkeypatch.setitem(FAMILIES, kind, replace(FAMILIES["llama"], name=kind, irrelevant=unread))
+    monkeypatch.setitem(FAMILIES, kind, replace(FAMILIES["llama"], name=kind, irrelevant=MULTIPLIERS))
     with pytest.raises(bt.BNetError, match=f"the first node group that differs is {node},"):
         from_pretrained(model)
     net, ids = from_pretrained(model, check=False), torch.tensor([IDS])
@@ -327,10 +342,88 @@ def test_a_family_with_other_equations_is_refused(name, options, settings, node,
 
 def test_a_granite_without_multipliers_is_a_llama(monkeypatch):
     """The values of a foreign model are accepted where its equations are those of the family."""
-    unread = ("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling")
-    monkeypatch.setitem(FAMILIES, "granite", replace(FAMILIES["llama"], name="granite", irrelevant=unread))
+    monkeypatch.setitem(FAMILIES, "granite", replace(FAMILIES["llama"], name="granite", irrelevant=MULTIPLIERS))
     model = init_model("GraniteForCausalLM", {**LLAMA, "num_key_value_heads": 2, **GRANITE})
     assert from_pretrained(model).declaration.name == "granite"
+
+
+def load_in(dtype, kind, options, folder, std=None):
+    """Save a model with random weights; load it with `transformers` in a dtype."""
+    torch.manual_seed(4)
+    model = getattr(T, kind)(getattr(T, kind).config_class(**options))
+    for parameter in model.parameters() if std else ():
+        torch.nn.init.normal_(parameter, std=std)
+    for module in model.modules():
+        if hasattr(module, "create_weight"):  # a table of sinusoids
+            module.weight.data.copy_(module.create_weight())
+    model.save_pretrained(folder)
+    return getattr(T, kind).from_pretrained(folder, dtype=dtype)
+
+
+HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+SMALL_DEVIATIONS = [  # the standard deviation of the weights; None for the distribution of `transformers`, of 0.02
+    ("Granite", {**GRANITE, "logits_scaling": 1.2}, 0.3, "logits"),
+    ("Granite", {**GRANITE, "residual_multiplier": 0.9}, 0.3, "add1_0"),
+    ("Helium", {"head_dim": 4, "tie_word_embeddings": False}, None, "a_0"),
+]
+
+
+@HALVES
+@pytest.mark.parametrize(("name", "options", "std", "node"), SMALL_DEVIATIONS, ids=[o[3] for o in SMALL_DEVIATIONS])
+def test_a_small_deviation_is_found_in_half_precision(name, options, std, node, dtype, monkeypatch, tmp_path):
+    """Smaller than the rounding of 30 operations in the type. Helium rotates other pairs of features than Llama."""
+    kind = name.lower()
+    model = load_in(dtype, f"{name}ForCausalLM", {**LLAMA, "num_key_value_heads": 2, **options}, tmp_path, std)
+    family = replace(FAMILIES["llama"], name=kind, irrelevant=MULTIPLIERS if name == "Granite" else ())
+    monkeypatch.setitem(FAMILIES, kind, family)
+    for source in (model, tmp_path):
+        with pytest.raises(bt.BNetError, match=f"the first node group that differs is {node},"):
+            from_pretrained(source, check=True)
+
+
+@HALVES
+@ALL
+def test_a_model_in_half_precision_is_read(name, dtype, tmp_path):
+    """Rounding is not a deviation; a net may also have a narrower type than its model."""
+    kind, options, _ = TABLE[name]
+    for std in (0.02, 1.0):
+        model = load_in(dtype, kind, options, tmp_path, std)
+        assert from_pretrained(model, dtype=dtype).network.dtype == dtype
+    assert from_pretrained(load_in(torch.float32, kind, options, tmp_path, 0.3), dtype=dtype).network.dtype == dtype
+
+
+def test_amplified_rounding_is_not_a_deviation():
+    """In float32 the scores of T5, which have no scale, amplify rounding above the limit; float64 decides."""
+    torch.manual_seed(38)
+    config = T.T5Config(**{**T5_SMALL, "feed_forward_proj": "gated-gelu"}, attn_implementation="eager")
+    model = T.T5ForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=2.0)
+    assert from_pretrained(model)
+
+
+@ALL
+def test_the_mode_of_the_caller_and_the_form_of_outputs_are_irrelevant(name):
+    kind, options, _ = TABLE[name]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert from_pretrained(init_model(kind, options, torch.float32))
+    with torch.inference_mode():
+        assert from_pretrained(init_model(kind, options, torch.float32))
+    model = init_model(kind, {**options, "return_dict": False, "output_attentions": True}, torch.float32)
+    assert from_pretrained(model) and model.config.return_dict is False
+
+
+@ALL
+def test_the_comparison_changes_nothing_in_a_model(name):
+    """Its bytes are those of before: hooks, modes, config, weights and gradients; so is the random state."""
+    kind, options, _ = TABLE[name]
+    model = init_model(kind, {**options, "return_dict": False}, torch.float32).train()
+    next(model.parameters()).grad = torch.ones_like(next(model.parameters()))
+    next(reversed(list(model.parameters()))).requires_grad_(False)
+    next(module for module in model.modules() if isinstance(module, torch.nn.Linear)).eval()
+    before, random = pickle.dumps(model), torch.get_rng_state()
+    from_pretrained(model)
+    assert pickle.dumps(model) == before and torch.get_rng_state().equal(random)
 
 
 @ALL

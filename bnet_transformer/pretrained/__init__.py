@@ -18,6 +18,7 @@ import torch
 
 from bnet_transformer import bnet
 from bnet_transformer._core.checks import check_choice
+from bnet_transformer._core.memory import ignore_caller_modes
 from bnet_transformer._core.tokenizer import Tokenizer
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare.network import build_structure
@@ -48,6 +49,7 @@ from bnet_transformer.pretrained.weight_mapping import (
     apply_device_map,
     has_readout_weights,
     index_keys,
+    promote_weight_dtypes,
     weights_to_parameters,
 )
 
@@ -91,7 +93,8 @@ def from_pretrained(
             of the weights. A node is computed on the device of its weights.
         dtype: The floating-point dtype of the parameters; None for the dtype of the weights.
         check: True to compare the values of the net on a few random words with those of the model in `transformers`,
-            which is loaded for a folder. None checks only a model in memory.
+            which is loaded for a folder; both have the weights before the conversion to `dtype`. None checks only a
+            model in memory.
 
     Returns:
         The net.
@@ -121,10 +124,27 @@ def from_pretrained(
         check_modules(source)
     elif model.needs_defaults:
         model = replace(model, config=load_config(family, model.config, model.origin))
-    net = source_to_net(replace(model, weights=apply_device_map(family, model.weights, device_map, dtype)), readout)
+    net = _build_net(model, family, readout, device_map, dtype)
     if in_memory if check is None else check:
-        check_values(net, source if in_memory else load_reference(model, net))
+        exact = net if dtype is None else _build_exact_net(model, family, readout, device_map)
+        with ignore_caller_modes():
+            check_values(exact, source if in_memory else load_reference(model, exact))
     return net
+
+
+def _build_net(
+    model: ModelSource, family: ModelFamily, readout: str | None, device_map: object, dtype: torch.dtype | None
+) -> BNet:
+    """Build the net of a source on the devices of a map, in a dtype."""
+    weights = apply_device_map(family, model.weights, device_map, dtype)
+    return source_to_net(replace(model, weights=weights), readout)
+
+
+def _build_exact_net(model: ModelSource, family: ModelFamily, readout: str | None, device_map: object) -> BNet:
+    """Build the net of a source without rounding its weights, which is comparable with its model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # its warnings are those of the net in another dtype
+        return _build_net(model, family, readout, device_map, promote_weight_dtypes(model.weights))
 
 
 def _load_tiny(options: Mapping[str, object]) -> BNet:
@@ -185,7 +205,7 @@ def source_to_net(source: ModelSource, readout: str | None) -> BNet:
         raise FileError(source.origin, expected="a valid model", actual=str(error.faults[0])) from error
     if unused and readout is not None:
         names = ", ".join(unused[:6]) + (", …" if len(unused) > 6 else "")
-        warnings.warn(f"{source.origin}: no node uses {len(unused)} of its weights: {names}", stacklevel=3)
+        warnings.warn(f"{source.origin}: no node uses {len(unused)} of its weights: {names}", stacklevel=4)
     return BNet(replace(network, default_dtype=network.dtype, tokenizer=tokenizer))
 
 

@@ -333,6 +333,12 @@ def list_key_aliases(family: ModelFamily, key: str) -> list[str]:
     return [key, canonical, *([] if is_readout else [f"{family.prefix}{canonical}"])]
 
 
+def promote_weight_dtypes(weights: StateDict) -> torch.dtype:
+    """Return the floating-point dtype to which all weights can be converted exactly."""
+    dtypes = {weights.get_tensor(key).dtype for key in weights.keys}
+    return functools.reduce(torch.promote_types, (dtype for dtype in dtypes if dtype.is_floating_point))
+
+
 def apply_device_map(
     family: ModelFamily, weights: StateDict, device_map: object, dtype: torch.dtype | None = None
 ) -> StateDict:

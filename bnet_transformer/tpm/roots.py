@@ -264,7 +264,9 @@ class Sinusoid(TPM):
         waves = [angle.sin(), angle.cos()]
         encoding = torch.cat(waves, -1) if self.halves else torch.stack(waves, -1).flatten(-2)
         encoding = encoding[..., offset : offset + self.dim]
-        return (encoding.to(torch.float32) if self.rounded else encoding).to(context.dtype)
+        if self.rounded:
+            encoding = encoding.to(torch.float32).to(torch.float64)
+        return encoding.to(context.dtype)
 
     def latex(self, s: Symbols) -> str:
         position = f"({s.node.word or 0} + 1)" if self.first else s.node.word or 0
