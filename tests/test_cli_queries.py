@@ -145,6 +145,15 @@ def test_sweep_is_that_of_python(tiny, folder):
     assert one["error"] is None and one["name"] == "x_0_0"  # one example gives no variance between examples
 
 
+@pytest.mark.parametrize("name", ["add_-1", "x_1_-1", "v_0_0_* -> a_0_0_*", "a_0_0 -> y"])
+def test_the_cells_of_a_sweep_are_names_with_any_index(folder, name):
+    net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "dog"])
+    net.save("net.safetensors")
+    pair, metric = ["the cat the", "the dog the"], {"y_2": "cat"}
+    expected = bt.sweep(*map(net.sentence, pair), at=[name], metric=metric).values
+    close(query("sweep", *pair, "--answer", "cat", "--at", name, "-m", "net.safetensors")["values"], expected)
+
+
 def test_numerals_are_states_and_in_quotes_words(folder):
     words = ["2", "1", "cat", "the", ",", '"']
     net = bt.bayesuvius(4, vocabulary=words, observe=bt.tpm.Categorical(6, labels=tuple(words)))
