@@ -105,10 +105,10 @@ class Samples(SavedResult):
             UnknownNameError: There are no samples of this node, or the name is that of several nodes.
         """
         words = self.word_counts.get(split_pattern(name)[0], 0) if isinstance(name, str) else 0
-        found = count_word_from_start(name, words) if words else name
-        if found in self.states:
-            return found
-        if isinstance(name, str) and (nodes := match_names(found, self.states)):
+        stored = count_word_from_start(name, words) if words else name
+        if stored in self.states:
+            return stored
+        if isinstance(name, str) and (nodes := match_names(stored, self.states)):
             actual, allowed = f"{name!r}, a name of several nodes", ", ".join(nodes[:MAX_NAMES])
             raise UnknownNameError("node", expected="the name of one node", actual=actual, allowed=allowed)
         raise unknown_name_error("node", name, self.states)
