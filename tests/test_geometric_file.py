@@ -64,13 +64,13 @@ class JuliaFile:
 
     def _write_packed(self, group, value):
         if self.style == "storage":
-            group.attrs["kind"], group.attrs["parameter_type"] = "wrapped", value.kind
+            group.attrs["kind"], group.attrs["parameter_type"] = "wrapped", np.bytes_(value.kind)
             group["storage"] = value.S
             self._write_group(group.create_group("metadata"), {"n": np.int64(value.n)})
             return
         group["S"], group["n"] = value.S, np.int64(value.n)
         if self.style == "tagged":
-            group.attrs["gml_type"] = value.kind
+            group.attrs["gml_type"] = np.bytes_(value.kind)  # HDF5.jl writes a string with its length in the type
 
 
 def normal(*shape, dtype=np.float64):
@@ -201,7 +201,7 @@ def test_the_skew_form_follows_from_a_type_or_another_unit(tmp_path):
             for k in (1, 8) if is_typed else (1,):
                 write(file, f"L{k}/A", columns.unpack(layers[k - 1]["A"].S, 3, "skew").T)
             if is_typed:
-                file["L8/A"].attrs["gml_type"] = "GeometricMachineLearning.SkewSymMatrix"
+                file["L8/A"].attrs["gml_type"] = np.bytes_("GeometricMachineLearning.SkewSymMatrix")
         np.testing.assert_allclose(run_net(bt.load_geometric(path), Z), apply_layers(layers, Z), rtol=1e-10, atol=1e-10)
         with pytest.raises(bt.FileError, match=r"L8: expected attention \(A, a matrix\), because .*; got .*skew"):
             bt.load_geometric(path, attention="arbitrary")
@@ -271,7 +271,7 @@ def test_a_projection_of_the_stiefel_manifold_is_its_matrix(tmp_path):
         value = file["L1/PQ/head_1"][()]
         del file["L1/PQ/head_1"]
         group = file.create_group("L1/PQ/head_1")
-        group.attrs["gml_type"], group["A"] = "StiefelManifold", value
+        group.attrs["gml_type"], group["A"] = np.bytes_("StiefelManifold"), value
     Z = RNG.normal(size=(3, 3))
     np.testing.assert_allclose(run_net(bt.load_geometric(path), Z), apply_layers(layers, Z), rtol=1e-10, atol=1e-10)
 
@@ -298,9 +298,15 @@ VOLUME = {
     "another file": (lambda f: write(f, "L1", h5py.ExternalLink("other.h5", "/L1")), "L1: .* got a link"),
     "numbers elsewhere": (lambda f: write_external(f), "L1/A: expected numbers in the file itself"),
     "a dataset for a layer": (lambda f: write(f, "L1", np.ones(3)), "L1: expected a group"),
+    "a datatype for a layer": (lambda f: write(f, "L1", np.dtype("f8")), "L1: expected a group or a dataset"),
+    "a type of no string": (lambda f: write_attribute(f, 3), "L1/A: expected one string"),
+    "a type without a value": (lambda f: write_attribute(f, h5py.Empty("S3")), "L1/A: expected one string"),
+    "a long type": (lambda f: write_attribute(f, np.bytes_("a" * 2000)), "L1/A: expected one string"),
+    "two types of a matrix": (lambda f: write_attribute(f, np.array([b"a", b"b"])), "L1/A: expected one string"),
 }
 STANDARD = {
     "no head": (lambda f: f["L1/PQ"].clear(), "L1/PQ: expected head_1"),
+    "a datatype for a head": (lambda f: write(f, "L1/PQ", np.dtype("f8")), "L1/PQ: expected a group or a dataset"),
     "no values": (lambda f: f["L1"].pop("PV"), "L1: expected PQ, PK, PV"),
     "one ResNet layer": (lambda f: [f.pop(f"L{k}") for k in range(3, 7)], "at least two ResNet layers"),
     "fewer in a unit": (lambda f: f.pop("L6"), "L4: expected 2 layers"),
@@ -314,7 +320,11 @@ def widen(file):
 
 
 def tag(file, kind):
-    file["L2/weight"].attrs["gml_type"] = kind
+    file["L2/weight"].attrs["gml_type"] = np.bytes_(kind)
+
+
+def write_attribute(file, value):
+    file["L1/A"].attrs["gml_type"] = value
 
 
 def write_external(file):
@@ -404,6 +414,18 @@ def test_no_number_is_read_before_the_declared_layers_are_checked(name, tmp_path
     read.clear()
     bt.load_geometric(valid)
     assert 0 < sum(num_bytes for _, _, num_bytes in read) <= valid.stat().st_size
+
+
+@pytest.mark.parametrize("shape", [(), (3_000,)], ids=["one string", "strings that share their bytes"])
+def test_an_attribute_is_read_only_if_its_size_is_in_its_type(shape, tmp_path, monkeypatch):
+    """The length of a variable-length string in a file can be false, and many strings can share their bytes."""
+    path, read = JuliaFile(make_volume(3, 1, 1, False)).write(tmp_path / "net.h5"), []
+    with h5py.File(path, "a") as file:
+        write_attribute(file, np.full(shape, "SkewSymMatrix", h5py.string_dtype()))
+    monkeypatch.setattr(h5py.AttributeManager, "__getitem__", lambda attrs, key: read.append(key))
+    with pytest.raises(bt.FileError, match="L1/A: expected one string of a fixed length"):
+        bt.load_geometric(path)
+    assert not read
 
 
 def test_what_is_no_hdf5_file_is_refused(tmp_path):

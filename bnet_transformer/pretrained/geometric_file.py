@@ -33,6 +33,7 @@ from bnet_transformer.tpm import TPM
 from bnet_transformer.tpm.volume_preserving import packed_size
 
 TRIANGLE_SIDES = {"LowerTriangular": "lower", "UpperTriangular": "upper"}
+MAX_ATTRIBUTE_BYTES = 1024
 LAYER_DESCRIPTIONS: dict[str, str] = {
     "heads": "attention (PQ, PK, PV)",
     "matrix": "attention (A, a matrix)",
@@ -308,8 +309,25 @@ class _HDF5Node:
     @property
     def structure_type(self) -> str:
         """The Julia type in the attributes, without the module; "" if there is none."""
-        name = next((self.node.attrs[key] for key in ("gml_type", "parameter_type") if key in self.node.attrs), "")
-        return (name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)).rpartition(".")[2]
+        key = next((key for key in ("gml_type", "parameter_type") if key in self.node.attrs), None)
+        return "" if key is None else self._read_attribute(key).rpartition(".")[2]
+
+    def _read_attribute(self, key: str) -> str:
+        """Read a string attribute whose numbers of bytes in memory and in the file are equal.
+
+        The length of a variable-length string is a number in the file, for which HDF5 allocates memory before it
+        compares it with the stored bytes; the elements of an array of such strings can share their bytes.
+        """
+        import h5py
+
+        attribute = self.node.attrs.get_id(key)
+        is_scalar = attribute.get_space().get_simple_extent_type() == h5py.h5s.SCALAR
+        if not is_scalar or attribute.dtype.kind != "S" or attribute.dtype.itemsize > MAX_ATTRIBUTE_BYTES:
+            expected = f"one string of a fixed length, at most {MAX_ATTRIBUTE_BYTES} bytes, in the attribute {key}"
+            actual = f"{attribute.dtype}, shape {attribute.shape}"
+            raise self.make_error(expected, actual, "In Python, write the attribute as np.bytes_(name)")
+        name = self.node.attrs[key]
+        return name.decode("utf-8", "replace") if isinstance(name, bytes) else str(name)
 
     def make_error(self, expected: str, received: object, hint: str = "") -> FileError:
         """Create the error of a node that is not what is expected."""
@@ -325,7 +343,16 @@ class _HDF5Node:
             if type(self.node.get(name, getlink=True)).__name__ != "HardLink":
                 subject = f"{self.path}: {f'{self.node.name}/{name}'.strip('/')}"
                 raise FileError(subject, expected="data in the file itself", actual="a link")
-        return {name: replace(self, node=self.node[name]) for name in self.names}
+        return {name: self._open_child(name) for name in self.names}
+
+    def _open_child(self, name: str) -> _HDF5Node:
+        """Open a child, which is a group or a dataset; HDF5 files also contain named datatypes."""
+        import h5py
+
+        child = replace(self, node=self.node[name])
+        if not isinstance(child.node, h5py.Group | h5py.Dataset):
+            raise child.make_error("a group or a dataset", f"a {type(child.node).__name__.lower()}")
+        return child
 
     def check_type(self, *kinds: str) -> str:
         """Return the Julia type of a structured matrix, which must be one of `kinds` or ""."""
