@@ -7,6 +7,8 @@ import functools
 import io
 import json
 import random
+import re
+import typing
 
 import numpy as np
 import pytest
@@ -133,7 +135,9 @@ def build(kind):
 def assert_same(first, second, where=""):
     """Two values are equal bit by bit, in their types too."""
     if isinstance(first, torch.Tensor):
-        first, second = (value.detach().contiguous().numpy() for value in (first, second))
+        assert first.dtype == second.dtype, where
+        bits = torch.int16 if first.dtype == torch.bfloat16 else first.dtype  # numpy has no bfloat16
+        first, second = (value.detach().contiguous().view(bits).numpy() for value in (first, second))
     if isinstance(first, np.ndarray):
         assert (first.dtype, first.shape) == (second.dtype, second.shape), where
         assert first.tobytes() == second.tobytes(), where
@@ -277,25 +281,132 @@ def replace_leaf(data, keys, value):
 def test_a_value_of_another_type_is_refused_or_shown(count, kind, tmp_path):
     """The checksum of the changed file is valid: loading it raises an error, or all of its forms work."""
     path = tmp_path / "result.safetensors"
-    build(kind).save(path)
-    with safe_open(path, "pt") as file:
-        header = json.loads(file.metadata()[files.METADATA_KEY])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    del header["sha256"]
+    header, tensors = read_parts(kind, path)
     key = "told" if kind == "Fit" else "content"
     paths = list(iter_leaves(header[key]))
     for keys in random.Random(kind).sample(paths, min(count, len(paths))):
         for value in WRONG_VALUES:
             changed = replace_leaf(header[key], keys, value)
-            if changed is None:
-                continue
-            write(path, header, tensors, **{key: changed})
-            try:
-                loaded = bt.load(path)
-            except bt.FileError as error:
-                assert str(path) in str(error)
-                continue
-            assert repr(loaded) and loaded._repr_html_() and loaded.to_dataframe() is not None
+            if changed is not None:
+                write(path, header, tensors, **{key: changed})
+                assert_refused_or_shown(path)
+
+
+def read_parts(kind, path):
+    """Save a result; return the header without its checksum, and the tensors."""
+    build(kind).save(path)
+    with safe_open(path, "pt") as file:
+        header = json.loads(file.metadata()[files.METADATA_KEY])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    del header["sha256"]
+    return header, tensors
+
+
+def assert_refused_or_shown(path, label=""):
+    try:
+        loaded = bt.load(path)
+    except bt.FileError as error:
+        assert str(path) in str(error)
+        return
+    try:
+        assert repr(loaded) and loaded._repr_html_() and loaded.to_dataframe() is not None
+    except bt.BNetError:  # a library's error names the cause
+        return
+    except Exception as error:
+        raise AssertionError(f"{label}: {error!r}") from error
+
+
+def change_lens(fields, tensors):
+    """A latent choice that the net does not have, with one state."""
+    fields["reader"]["fields"]["choices"] = {"list": [999]}
+    tensors["reader.joint_states"] = torch.zeros(1, 1, dtype=torch.long)
+
+
+INVALID = {  # values of the right types that no result has
+    "Counterfactual": lambda fields, tensors: fields.update(probabilities=None),
+    "FaithfulnessCurves": lambda fields, tensors: fields.update(kl={"dict": []}),
+    "TanTree": lambda fields, tensors: fields.update(weights=[{"float": "inf"} for _ in fields["weights"]]),
+    "CorpusTan": lambda fields, tensors: fields.update(parents=[7 for _ in fields["parents"]]),
+    "CircuitTests": lambda fields, tensors: fields["changes"]["dict"].pop(),
+    "ModelComparison": lambda fields, tensors: fields["fits"]["dict"].pop(),
+    "Contributions": lambda fields, tensors: fields["words"].pop(),
+    "Lens": change_lens,
+}
+
+
+@pytest.mark.parametrize("kind", INVALID)
+def test_values_that_do_not_agree_are_refused(kind, tmp_path):
+    path = tmp_path / "result.safetensors"
+    header, tensors = read_parts(kind, path)
+    INVALID[kind](header["content"]["fields"], tensors)
+    write(path, header, tensors)
+    with pytest.raises(bt.FileError, match=r"result\.safetensors"):
+        bt.load(path)
+
+
+def test_an_integer_is_a_float_only_if_a_float_represents_it(tmp_path):
+    path = tmp_path / "result.safetensors"
+    header, tensors = read_parts("FaithfulnessCurves", path)
+    shares = header["content"]["fields"]["shares"]
+    shares[-1] = 1
+    write(path, header, tensors)
+    assert_frame_equal(bt.load(path).summary(), build("FaithfulnessCurves").summary())
+    shares[-1] = 10**30
+    write(path, header, tensors)
+    with pytest.raises(bt.FileError, match="expected float"):
+        bt.load(path)
+
+
+def test_the_shapes_of_every_result_name_its_arrays():
+    """A new array of a result is checked when its file is read."""
+    saved_results._import_results()
+    for codec in saved_results._CODECS.values():
+        if codec.types is None and dataclasses.is_dataclass(codec.kind):
+            hints = typing.get_type_hints(codec.kind)
+            names = {field.name for field in dataclasses.fields(codec.kind) if field.init}
+            arrays = {name for name in names if "Tensor" in str(hints[name]) or "ndarray" in str(hints[name])}
+            if issubclass(codec.kind, SavedResult):
+                assert arrays <= set(re.findall(r"\w+", codec.kind._shapes)), codec.kind
+
+
+def test_results_of_a_net_in_bfloat16_are_loaded(tmp_path):
+    net = decoder().to(torch.bfloat16)
+    clean = net.sentence(CLEAN[0])
+    sweep = bt.sweep([clean], [net.sentence(CORRUPT[0])], at="a", metric=METRIC)
+    results = clean.lens(), clean.contributions("y_2", of="cat"), bt.fit_lens(net, CLEAN, steps=2), sweep
+    for result in results:
+        result.save(tmp_path / "result.safetensors")
+        loaded = bt.load(tmp_path / "result.safetensors")
+        assert_same(result, loaded)
+        assert repr(loaded) and loaded._repr_html_()
+
+
+def iter_changed(value):
+    """Yield the tensor with another dtype, another rank, and fewer entries along a dim."""
+    for dtype in (torch.int64, torch.int8, torch.bool, torch.float16, torch.complex64):
+        yield value.to(dtype)
+    yield value[None]
+    yield value.flatten()
+    for dim in range(value.dim()):
+        yield value.narrow(dim, 0, max(0, value.shape[dim] - 1))
+        yield value.narrow(dim, 0, 0)
+        yield torch.cat([value, value], dim)
+    if value.numel():
+        yield value.flatten()[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [2, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_tensor_of_another_dtype_or_shape_is_refused_or_shown(count, kind, tmp_path):
+    """As above, for the tensors of the file; those of a net are tested with its file."""
+    path = tmp_path / "result.safetensors"
+    header, tensors = read_parts(kind, path)
+    names = sorted(tensors)
+    for name in random.Random(kind).sample(names, min(count, len(names))):
+        for changed in iter_changed(tensors[name]):
+            if (changed.dtype, changed.shape) != (tensors[name].dtype, tensors[name].shape):
+                write(path, header, {**tensors, name: changed.contiguous()})
+                assert_refused_or_shown(path, f"{name} {changed.dtype} {tuple(changed.shape)}")
 
 
 def test_a_fit_in_a_file_has_no_other_class_of_nets():
@@ -342,8 +453,10 @@ def test_a_failed_save_leaves_what_is_there(tmp_path):
 
 def test_functions_and_no_other_callables_are_left_out(tmp_path):
     result, path = build("ResultComparison"), tmp_path / "result.safetensors"
-    dataclasses.replace(result, columns={"a": (lambda y_1, scale=2: y_1 * scale, torch.sin)}).save(path)
-    loaded = bt.load(path).columns["a"]
+    dataclasses.replace(
+        result, columns={"a": (lambda y_1, scale=2: y_1 * scale, torch.sin) * (len(result.cells) // 2)}
+    ).save(path)
+    loaded = bt.load(path).columns["a"][:2]
     assert [saved_results.get_parameter_names(item) for item in loaded] == [("y_1",), ()]
     for value in (torch.nn.Linear(1, 1), functools.partial(max, 1), Values):
         with pytest.raises(bt.BNetError, match="a file can store"):
@@ -351,7 +464,8 @@ def test_functions_and_no_other_callables_are_left_out(tmp_path):
 
 
 def test_arrays_without_dims_have_the_same_shape_in_a_file(tmp_path):
-    arrays = {"zero": (np.array(2.5),), "reversed": (np.arange(6).reshape(2, 3)[:, ::-1].T,)}
+    count = len(build("ResultComparison").cells)
+    arrays = {"zero": (np.array(2.5),) * count, "reversed": (np.arange(6).reshape(2, 3)[:, ::-1].T,) * count}
     dataclasses.replace(build("ResultComparison"), columns=arrays).save(tmp_path / "a")
     assert_same(arrays, bt.load(tmp_path / "a").columns)
 

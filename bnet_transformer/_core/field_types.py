@@ -13,7 +13,23 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+import torch
+from torch import Tensor
+
 from bnet_transformer.errors import FileError, format_value
+
+MAX_INT_AS_FLOAT = 2**53  # up to this, each integer is a float64
+MAX_ROUNDING = 1e-5  # of a share in float32
+DTYPES = {
+    "float": (torch.float32, torch.float64),
+    "real": (torch.float16, torch.bfloat16, torch.float32, torch.float64),  # numbers of a net, in its dtype
+    "float64": (torch.float64,),
+    "int": (torch.int64,),
+    "bool": (torch.bool,),
+    "byte": (torch.uint8,),
+}
+DTYPES |= {"number": (*DTYPES["real"], *DTYPES["int"])}
 
 
 class TypeFault(NamedTuple):
@@ -58,15 +74,103 @@ def check_type(value: object, annotation: object, location: str) -> None:
         raise FileError(f"{location}{fault.path}", expected=_format_type(fault.expected), actual=actual)
 
 
+def check_shapes(shapes: str, values: Mapping[str, object], location: str) -> None:
+    """Raise an error for arrays and collections that do not have the kinds of numbers and the dims of a class.
+
+    The shapes are parts `field field: {keys} kind dim dim ...`, separated by semicolons. Dims with equal names have
+    equal sizes. A field with `{keys}` is a mapping: the dims are those of each value, and mappings whose keys have an
+    equal name have equal keys; `{_}` are any keys. A collection that is no array has one dim.
+
+    A dim is `_` for any size, `dim?` for this size or 0, `dim+` for this size but not 0, `@` for the axis with the name
+    of the key, `@name` for the axis with this name, `*axes` for the axes in the field `axes`, and `*name` for any
+    number of further dims. A kind is a key of `DTYPES`; `any`; `share` for numbers from 0 to 1; `size` for an integer
+    that is the size of a dim. `int<dim` are indices along a dim, or -1, if the dim has a size. `objects.field` is the
+    field of each object of a tuple.
+
+    >>> check_shapes("a: int row; b: any row", {"a": torch.arange(3), "b": ("x",)}, "file")
+    Traceback (most recent call last):
+    ...
+    bnet_transformer.errors.FileError: file.b: expected 3 (row) as in file.a; got 1
+    """
+    sizes: dict[str, tuple[Any, str]] = {}  # of each dim, and where it has this size
+    indices: list[tuple[str, Any, str]] = []
+
+    def bind(dim: str, size: object, where: str) -> None:
+        if dim.endswith("+") and not size:
+            raise FileError(where, expected=f"at least one {dim.strip('_+') or 'entry'}", actual=size)
+        if dim in ("_", "_+") or dim.startswith("*_") or (dim.endswith("?") and not size):
+            return
+        dim = dim.rstrip("?+")
+        expected, first = sizes.setdefault(dim, (int(dim), location) if dim.isdecimal() else (size, where))
+        if size != expected:
+            raise FileError(where, expected=f"{expected} ({dim}) as in {first}", actual=size)
+
+    for name, description in _parse_shapes(shapes):
+        name, _, attribute = name.partition(".")
+        value: Any = values.get(name)
+        if value is None:
+            continue
+        where, (kind, *dims) = f"{location}.{name}", description
+        parts = {where: ("", value)}
+        if attribute:
+            objects = value if isinstance(value, tuple) else (value,)
+            parts = {f"{where}[{k}].{attribute}": ("", getattr(item, attribute)) for k, item in enumerate(objects)}
+        if kind.startswith("{"):
+            bind(kind[1:-1], sorted(map(repr, value)), where)
+            parts = {f"{where}[{key!r}]": (str(key), part) for key, part in value.items()} if dims else {}
+            kind, *dims = dims or ["any"]
+        for where, (key, part) in parts.items():
+            axes: Any = values.get("axes")
+            names = [dim.replace("@", f"axis {key}") for dim in dims]
+            names = [name for dim in names for name in ([f"axis {axis}" for axis in axes] if dim == "*axes" else [dim])]
+            for dim, size in zip(*_check_dims(part, kind, names, where), strict=True):
+                bind(dim, size, where)
+            indices.append((kind.partition("<")[2].replace("@", f"axis {key}"), part, where))
+    for dim, part, where in indices:
+        if dim not in sizes:
+            continue
+        numbers, size = part.flatten().tolist() if isinstance(part, Tensor | np.ndarray) else part, sizes[dim][0]
+        if outside := [number for number in numbers if not (isinstance(number, int) and -1 <= number < size)]:
+            raise FileError(where, expected=f"indices below {size}, the number of {dim}", actual=outside[0])
+
+
+@functools.cache
+def _parse_shapes(shapes: str) -> list[tuple[str, list[str]]]:
+    """The words of the description of each field."""
+    parts = [part.split(": ") for part in shapes.split(";") if part]
+    return [(name, description.split()) for names, description in parts for name in names.split()]
+
+
+def _check_dims(value: Any, kind: str, dims: list[str], where: str) -> tuple[list[str], list[int]]:
+    """Check the kind and the number of dims of a value; return the names and the sizes of its dims."""
+    if kind == "size":
+        return dims, [value]
+    is_array = isinstance(value, Tensor | np.ndarray)
+    shape = list(value.shape) if is_array else [len(value)]
+    if dims and dims[-1].startswith("*"):
+        *dims, last = dims
+        further = range(max(0, len(shape) - len(dims)))
+        dims, shape = [last, *dims, *(f"{last}[{k}]" for k in further)], [len(further), *shape]
+    if len(dims) != len(shape):
+        raise FileError(where, expected=f"the dims [{', '.join(dims)}]", actual=f"shape {shape}")
+    dtypes = DTYPES.get(kind.partition("<")[0], ())
+    if is_array and dtypes and torch.as_tensor(value).dtype not in dtypes:
+        raise FileError(where, expected=" or ".join(map(str, dtypes)), actual=value.dtype)
+    if kind == "share" and not all(0 <= share <= 1 + MAX_ROUNDING for share in value):  # also false for NaN
+        raise FileError(where, expected="numbers from 0 to 1", actual=format_value(repr(value)))
+    return dims, shape
+
+
 def _find_fault(value: object, annotation: object) -> TypeFault | None:
     """Find the first part of a value that does not have the type of an annotation; None if there is none.
 
-    An integer is a valid `float`, and a bool is no `int`. A type parameter without a bound allows any value.
+    An integer that a float64 represents is a valid `float`, and a bool is no `int`. A type parameter without a bound
+    allows any value.
     """
     kind, arguments = _parse_annotation(annotation)
     if kind in (int, float, bool):
-        is_valid = type(value) is kind or (kind is float and type(value) is int)
-        return None if is_valid else TypeFault("", annotation, value)
+        is_float = kind is float and isinstance(value, int) and abs(value) <= MAX_INT_AS_FLOAT
+        return None if type(value) is kind or (is_float and type(value) is int) else TypeFault("", annotation, value)
     if kind is object:
         return None
     if kind is Union:

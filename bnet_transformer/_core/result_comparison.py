@@ -171,6 +171,8 @@ class ResultComparison(SavedResult):
         notes: What a reader of the comparison must know.
     """
 
+    _shapes = "cells: any cell; columns: {_} any cell; first second low high p adjusted_p: float64 cell"
+
     kind: str
     measure: str
     cells: tuple[str, ...]

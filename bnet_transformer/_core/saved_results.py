@@ -17,13 +17,13 @@ import json
 import os
 import pkgutil
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.field_types import check_field_types
+from bnet_transformer._core.field_types import check_field_types, check_shapes
 from bnet_transformer._core.files import (
     MAX_HEADER_BYTES,
     METADATA_KEY,
@@ -59,6 +59,8 @@ _CODECS: dict[str, Codec] = {}
 
 class SavedResult:
     """The base class of results with a file; a subclass is a dataclass, and is registered by its name."""
+
+    _shapes: ClassVar[str] = ""  # the kinds and dims of its arrays and collections, as `check_shapes` reads them
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -298,7 +300,11 @@ class _ResultReader:
                 codec = _find_codec(name, location)
                 fields = {key: self.decode(part, f"{location}: {name}.{key}") for key, part in parts.items()}
                 check_field_types(codec.types or codec.kind, fields, f"{location}: {name}")
-                self._objects.append(codec.from_fields(fields, self.trust))
+                check_shapes(getattr(codec.kind, "_shapes", ""), fields, f"{location}: {name}")
+                try:
+                    self._objects.append(codec.from_fields(fields, self.trust))
+                except FileError as error:  # of a file within this file, which has a temporary path
+                    raise FileError(f"{location}: {name}", **error.parts) from error
                 return self._objects[-1]
         raise FileError(location, expected="a tensor, an array, or an object of a registered class", actual=data)
 

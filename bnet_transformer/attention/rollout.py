@@ -258,6 +258,12 @@ class Reads(ComparableResult, Drawable):
         digest: A digest of the words of the sentence; empty if they are unknown.
     """
 
+    _shapes = (
+        "tokens: any word; special: any word?; slices: any slice; choices: any state; weights: float state; matrix: "
+        "float word word; attention: float state slice word word; head_entropies: float slice _ word; readable: bool "
+        "slice word word"
+    )
+
     matrix: Tensor
     attention: Tensor = field(repr=False)
     weights: Tensor = field(repr=False)

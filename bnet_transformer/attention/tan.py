@@ -99,6 +99,8 @@ class TanTree(SavedResult, Drawable):
         head: A description of the heads over which attention is averaged.
     """
 
+    _shapes = "tokens: any word; parents: int<word word; weights: share word"
+
     parents: tuple[int, ...]
     weights: tuple[float, ...]
     mass: float
@@ -268,6 +270,8 @@ class CorpusTan(SavedResult):
         joint_states: The number of observed joint states of the class and all boxes.
         sentences: The number of sentences.
     """
+
+    _shapes = "boxes: any box; parents: int<box box; information corrected: float64 box box"
 
     boxes: tuple[str, ...]
     parents: tuple[int, ...]

@@ -31,6 +31,8 @@ class Quotient(Drawable):
         counts: The number of arrows of the ground graph that each arrow represents, `[arrow]`.
     """
 
+    _shapes = "boxes: any box; arrows: int<box arrow 2; counts: int arrow"
+
     boxes: tuple[str, ...]
     arrows: NDArray[np.int64]
     counts: NDArray[np.int64]

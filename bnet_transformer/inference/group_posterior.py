@@ -42,6 +42,8 @@ class GroupPosterior(SavedResult):
         special: For each word, whether it is a special token; empty if this is unknown.
     """
 
+    _shapes = "labels: {_} any @; probabilities: real *axes; special: any @word?"
+
     name: str
     probabilities: Tensor
     axes: tuple[str, ...]

@@ -54,6 +54,8 @@ class GroupStates:
         stack: The stack whose words the nodes have; None for nodes without words.
     """
 
+    _shapes = "num_states: size state; labels: any state; states: int<state rank *plates; is_explained: bool *plates"
+
     name: str
     nodes: tuple[str, ...] = field(repr=False)
     states: Tensor = field(repr=False)
@@ -95,6 +97,8 @@ class RankedStates(SavedResult):
         tokens: The tokens of the words of each stack.
         method: `"most_probable"` or `"marginal_map"`.
     """
+
+    _shapes = "nodes: any node; states: int rank node; log_probs: float64 rank; groups.states: int rank *_"
 
     nodes: tuple[str, ...] = field(repr=False)
     states: Tensor

@@ -72,6 +72,8 @@ class Samples(SavedResult):
         word_counts: The number of words of each role with words.
     """
 
+    _shapes = "n: size sample; labels: {_} any @; states: {_} number<@ sample *_; texts: any sample?"
+
     states: dict[str, Tensor]
     n: int
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from torch.distributions import Distribution
 
 from bnet_transformer import reference
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer._core.saved_results import Fields, SavedResult
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.node_evaluator import get_normal
@@ -50,6 +50,11 @@ class Counterfactual(SavedResult):
         labels: The labels of the states, if they have labels.
     """
 
+    _shapes = (
+        "probabilities: real state; labels: any state; weights: real branch; values: number branch *_; sigma: real "
+        "branch *_"
+    )
+
     node: str
     probabilities: Tensor | None = None
     values: Tensor | None = field(default=None, repr=False)
@@ -57,6 +62,13 @@ class Counterfactual(SavedResult):
     sigma: Tensor | None = field(default=None, repr=False)
     convention: str | None = None
     labels: tuple[str, ...] | None = field(default=None, repr=False)
+
+    @classmethod
+    def _from_fields(cls, fields: Fields) -> Counterfactual:
+        has_values = fields.get("values") is not None and fields.get("weights") is not None
+        if has_values == (fields.get("probabilities") is not None):
+            raise BNetError("counterfactual", expected="either probabilities, or values and weights")
+        return cls(**fields)
 
     @property
     def mean(self) -> Tensor:

@@ -112,7 +112,7 @@ def draw_arcs(canvas: Canvas, result: TanTree, min_weight: float | None, top: in
             ax.plot([i], [0.0], marker="s", markersize=4.5, color=canvas.colours["q"], zorder=3, clip_on=False)
             continue
         curvature = (-1 if parent < i else 1) * (0.5 if abs(parent - i) > 1 else 0.9)
-        style: dict[str, Any] = {"color": canvas.colours["accent"], "alpha": 0.35 + 0.65 * weight}
+        style: dict[str, Any] = {"color": canvas.colours["accent"], "alpha": 0.35 + 0.65 * min(1.0, weight)}
         style |= {"connectionstyle": f"arc3,rad={curvature}", "arrowstyle": "-|>,head_length=4,head_width=2"}
         style |= {"linewidth": 0.6 + 2.4 * weight, "shrinkA": 3, "shrinkB": 4, "gid": f"arc_{parent}_{i}"}
         ax.add_patch(FancyArrowPatch((parent, 0), (i, 0), **style))

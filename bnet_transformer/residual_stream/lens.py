@@ -65,6 +65,11 @@ class LensReader:
         log_weights: The log posterior probability of each joint state, `[joint state]`.
     """
 
+    _shapes = (
+        "choices: any choice; states: real joint slice word *_; joint_states: int joint choice; log_weights: float64 "
+        "joint"
+    )
+
     evaluator: NodeEvaluator
     path: LensPath
     states: Tensor
@@ -148,6 +153,11 @@ class Lens(SavedResult):
     >>> lens.states, lens.entropy.shape, lens.kl[-1].tolist(), lens.norm
     (('x_0', 'x_1', 'x_2'), torch.Size([3, 3]), [0.0, 0.0, 0.0], 'norm')
     """
+
+    _shapes = (
+        "states: any slice; words: any word; labels: any label; special: any word?; top_states: int<label slice word "
+        "top; top_probabilities: real slice word top; entropy kl: real slice word; reader.states: real _ slice *_"
+    )
 
     readout: str
     states: tuple[str, ...]
@@ -364,7 +374,7 @@ def compute_lens(state: SentenceState, readout: object = None, tuned: TunedLens 
         if not hasattr(tuned, "check_net"):
             raise BNetError("tuned", expected="a tuned lens, the result of bt.fit_lens", actual=tuned)
         tuned.check_net(state.network, path)
-    choices, rows, probs = _find_joint_states(state, _find_choices(state, path))
+    choices, rows, probs = _find_joint_states(state, _find_choices(evaluator, path))
     parts = [read_states(fix_choices(evaluator, choices, row) if choices else evaluator, path) for row in rows]
     states = torch.stack([part if tuned is None else tuned.translate(part) for part in parts])
     reader = LensReader(evaluator, path, states, choices, rows, probs.log())
@@ -391,18 +401,18 @@ def _find_joint_states(state: SentenceState, choices: list[int]) -> tuple[tuple[
     return tuple(choices), torch.stack(torch.unravel_index(possible, sizes), 1), probs[possible]
 
 
-def _find_choices(state: SentenceState, path: LensPath) -> list[int]:
+def _find_choices(evaluator: NodeEvaluator, path: LensPath) -> list[int]:
     """The latent choices on which the readout depends; an error for a readout that is set."""
-    ground, group = state.ground, path.readout.group
-    nodes = ground.select_nodes(group).tolist()
-    is_set = [ground.name(node) for node in nodes if node in state.model.do]
+    model, group = evaluator.model, path.readout.group
+    ground, nodes = model.ground, model.ground.select_nodes(group).tolist()
+    is_set = [ground.name(node) for node in nodes if node in model.do]
     if is_set:
         expected, hint = "a readout that is not set by do", f"Call undo({is_set[0]!r})"
         raise BNetError("lens", expected=expected, actual=f"{is_set[0]}, set by do", hint=hint)
-    if not has_ancestor_choices(state.network, [group.index]):
+    if not has_ancestor_choices(model.network, [group.index]):
         return []
     parents = {parent for node in nodes for parent in ground.parents(node)}
-    return state.evaluator.find_open_choices(sorted(parents))
+    return evaluator.find_open_choices(sorted(parents))
 
 
 @torch.no_grad()
@@ -461,8 +471,14 @@ def _from_fields(fields: Fields) -> LensReader:
     """The reader of `_to_fields`."""
     network, states = fields["model"].network, fields["states"]
     evaluator = NodeEvaluator(CompiledModule(network).eval(), fields["model"], fields["evidence"])
-    path = find_lens_path(network, fields["readout"])
-    return LensReader(evaluator, path, states, tuple(fields["choices"]), fields["joint_states"], fields["log_weights"])
+    path, model, rows = find_lens_path(network, fields["readout"]), evaluator.model, fields["joint_states"]
+    unknown = [node for node in evaluator.evidence if not 0 <= node < len(model.ground)]
+    choices = [] if unknown else _find_choices(evaluator, path)
+    sizes = torch.tensor([model.count_states(choice) for choice in choices], dtype=torch.long)
+    if unknown or choices != fields["choices"] or not bool(((rows >= 0) & (rows < sizes)).all()):
+        expected = f"the nodes of the net, and the states of its latent choices {choices}"
+        raise BNetError("lens", expected=expected, actual=unknown or fields["choices"])
+    return LensReader(evaluator, path, states, tuple(choices), rows, fields["log_weights"])
 
 
 STORED_TYPES = {

@@ -37,6 +37,8 @@ class ReadoutDirection:
         states: The one or two states whose logits it contains; None for a vector.
     """
 
+    _shapes = "direction: real *_"
+
     direction: Tensor
     label: str
     states: tuple[int, ...] | None
@@ -138,6 +140,11 @@ class Contributions(ContributionTable):
         readout: The readout as a linear function of the node; after `bt.load`, without its net.
         special: For each of `words`, whether it is a special token; empty if this is unknown.
     """
+
+    _shapes = (
+        "writers: any writer; words: any word; special: any word?; values: real writer word; value: real; effects: "
+        "real writer"
+    )
 
     of: str
     writers: tuple[Writer, ...] = field(repr=False)
@@ -275,6 +282,8 @@ class PathContributions(ContributionTable):
         values: The part of each path, `[head, writer]`.
     """
 
+    _shapes = "heads: any head; writers: any writer; values: real head writer"
+
     of: str
     heads: tuple[Writer, ...] = field(repr=False)
     writers: tuple[Writer, ...] = field(repr=False)
@@ -328,6 +337,11 @@ class ScoreContributions(ContributionTable):
             of the writer is zero at all words and all later nodes follow, `[word]`. None otherwise.
         is_centred: Whether the mean over the words is subtracted from the scores and their parts.
     """
+
+    _shapes = (
+        "queries: any query; keys: any key; words indices: any word; values: real query key word; positions scores "
+        "weights: real word; effects: {_} real word"
+    )
 
     queries: tuple[Writer, ...] = field(repr=False)
     keys: tuple[Writer, ...] = field(repr=False)

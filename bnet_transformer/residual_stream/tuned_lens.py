@@ -59,6 +59,10 @@ class TunedLens(SavedResult):
         parameters: Some entries of each parameter of the net, to recognise it, `[entry]`; None if it is not known.
     """
 
+    _shapes = (
+        "weights: real slice feature feature; biases: real slice feature; plain_kl kl: real slice; parameters: real _"
+    )
+
     readout: str
     states: tuple[str, ...]
     weights: Tensor = field(repr=False)

@@ -74,6 +74,12 @@ class Roles(HeadTable):
         digests: A digest of the words of each sentence; empty if they are unknown.
     """
 
+    _shapes = (
+        "sentences: size sentence; slices selectors: any slice; relations: any relation; mean low high spread counts "
+        "chance above top: float64 slice head relation; by_sentence: float64 sentence slice head relation; digests: "
+        "any sentence?"
+    )
+
     slices: tuple[str, ...]
     relations: tuple[str, ...]
     alpha: float

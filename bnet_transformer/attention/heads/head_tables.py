@@ -163,6 +163,12 @@ class Inclusion(HeadTable):
             `ablation`; `compare` compares it.
     """
 
+    _shapes = (
+        "sentences: size sentence; slices: any slice; rho: float64 draw+ slice head; rho_error log_bayes error "
+        "importance importance_error ablation ablation_error rhat: float64 slice head; inclusion losses: float64 "
+        "sentence slice head; interaction: float64 slice head head; idle: bool slice head"
+    )
+
     slices: tuple[str, ...]
     method: str
     sentences: int
@@ -362,6 +368,8 @@ class Damage(SavedResult):
         sentences: The number of sentences.
         order: For each measure all heads (slice, head), in ascending order.
     """
+
+    _shapes = "labels: {_} any @; values error: float64 *axes"
 
     axes: tuple[str, ...]
     labels: Mapping[str, tuple[str, ...]]

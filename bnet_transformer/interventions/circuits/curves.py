@@ -77,6 +77,11 @@ class FaithfulnessCurves(ComparableResult):
         digests: A digest of the words of each pair; empty if they are unknown.
     """
 
+    _shapes = (
+        "shares counts: any share; clean empty: float64 example; outcomes absolute_outcomes: {method} float64 _+ share "
+        "example; kl: {method} float64 share; digests: any example?"
+    )
+
     shares: tuple[float, ...]
     counts: tuple[int, ...]
     edges: int

@@ -44,6 +44,8 @@ class CircuitTests(SavedResult):
         is_in_sample: Whether the pairs are those of the search.
     """
 
+    _shapes = "minimality changes: {edge}"
+
     sufficiency: float
     necessity: float
     minimality: Mapping[str, float]

@@ -74,6 +74,8 @@ class Circuit(ComparableResult):
         pairs: The sentences and the metric of all pairs, for set operations.
     """
 
+    _shapes = "clean corrupt outcome: float64 example"
+
     threshold: float | None
     direction: str | None
     over: tuple[str, ...]

@@ -31,6 +31,8 @@ class EstimateCalibration(SavedResult):
     The numbers below compare means over the examples.
     """
 
+    _shapes = "names: any cell; estimates exact: float64 cell example"
+
     names: tuple[str, ...]
     estimates: Tensor
     exact: Tensor

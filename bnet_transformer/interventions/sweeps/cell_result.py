@@ -29,6 +29,8 @@ TOKEN_COLUMNS = {"word": "token"}  # the column of tokens of an axis; the defaul
 class CellGrid:
     """The axes of cells, the positions and labels along them, and the name of each cell, by its index."""
 
+    _shapes = "labels positions: {_} any @"
+
     at: str
     axes: tuple[str, ...]
     labels: Mapping[str, tuple[str, ...]]
@@ -59,6 +61,11 @@ class CellResult(ComparableResult):
             run; empty if they are unknown.
         notes: What to consider, such as that no cell changes the metric.
     """
+
+    _shapes = (
+        "labels positions: {_} any @; aligned special: {_} any @?; clean corrupt: float64 example; digests: any "
+        "example?"
+    )
 
     at: str
     axes: tuple[str, ...]

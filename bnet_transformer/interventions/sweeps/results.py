@@ -54,6 +54,8 @@ class Sweep(CellResult):
         calibration: Estimated and exact effects of some cells, with `check=`; else None.
     """
 
+    _shapes = CellResult._shapes + "; outcomes: float64 *axes example"
+
     outcomes: Tensor
     first_order: bool = False
     steps: int = 0
@@ -218,6 +220,8 @@ class Mediation(CellResult):
         indirect_outcomes: The metric of the corrupt run with the clean M, `[*axes, example]`.
         direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.
     """
+
+    _shapes = CellResult._shapes + "; indirect_outcomes direct_outcomes: float64 *axes example"
 
     clean: Tensor
     corrupt: Tensor

@@ -62,6 +62,8 @@ class Calibration(SavedResult):
     'calibrated'
     """
 
+    _shapes = "ranks draws: {quantity} int replication"
+
     method: str
     ranks: Mapping[str, Tensor] = field(repr=False)
     draws: Mapping[str, Tensor] = field(repr=False)

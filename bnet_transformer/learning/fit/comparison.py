@@ -67,6 +67,8 @@ class Comparison(SavedResult):
             cross-validation is unreliable.
     """
 
+    _shapes = "match: int<other head; overlap: float64 head other; A OV: {_} float head"
+
     match: tuple[int, ...]
     overlap: Tensor = field(repr=False)
     agreement: float

@@ -49,6 +49,8 @@ class Heads(SavedResult):
         OV: The matrices `W_v` by attention node, `[head, dim, dim]`, with the same means.
     """
 
+    _shapes = "usage: float head; A OV: {_} float head _ _"
+
     # The score is x^T W_q^T W_k x. An invertible map of the key space changes W_q and W_k but not the attention. So
     # they are not identified, and only their product can be compared (Elhage et al. 2021, the QK and OV circuits).
 

@@ -53,6 +53,8 @@ class ModelComparison(SavedResult):
         notes: What a reader of the table must know, such as fits that did not converge.
     """
 
+    _shapes = "fits: any fit; densities: float64 fit sentence+"
+
     fits: Mapping[Any, Fit[Any]] = field(repr=False)
     densities: Tensor = field(repr=False)
     criterion: str

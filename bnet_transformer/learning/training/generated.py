@@ -31,6 +31,8 @@ class Generated(SavedResult):
             shorter rows, the states after the last word are to be ignored.
     """
 
+    _shapes = "ids words scores texts: any prompt; log_probs: any prompt?; states: {_} int prompt *_"
+
     ids: tuple[tuple[int, ...], ...]
     words: tuple[tuple[str, ...], ...]
     scores: tuple[float, ...]
