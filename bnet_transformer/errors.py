@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 INVISIBLE_CHARACTERS = re.compile(
     r"[^\S \n]|[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ud800-\udfff\ufeff]"
 )
+MAX_EXACT_COUNT = 10**15  # the digits of larger numbers are not readable
 
 
 class NotGiven(Enum):
@@ -187,6 +189,18 @@ def format_value(value: object, width: int = 160) -> str:
     is_plain = isinstance(value, str) and value.strip() and not INVISIBLE_CHARACTERS.search(value)
     text = str(value) if is_plain else _safe_repr(value)
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def format_count(count: int) -> str:
+    """A number of states or table entries as text; a number of at least 10^15 by its order of magnitude.
+
+    Python raises an error for the text of an integer of more than 4300 digits, such as the number of joint states of
+    thousands of choices.
+
+    >>> format_count(2**12), format_count(2**20000)
+    ('4,096', 'about 10^6021')
+    """
+    return f"{count:,}" if count < MAX_EXACT_COUNT else f"about 10^{math.log10(count):.0f}"
 
 
 def _safe_repr(value: object) -> str:

@@ -694,8 +694,8 @@ class Sentence(StructureQueries):
 
         Raises:
             BNetError: The net has no discrete readout of a state, or the readout is set.
-            BudgetError: The latent choices on which the readout depends have more than 256 joint states: set some by
-                `do`.
+            BudgetError: The joint states of the latent choices on which a word depends require more than 256 runs: set
+                some by `do`.
 
         >>> import bnet_transformer as bt
         >>> net = bt.decoder(8, heads=2, slices=2, norm="pre", vocabulary=["the", "cat", "sat"])

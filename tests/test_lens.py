@@ -1,5 +1,6 @@
 """The lens: the readout of every state, and the affine maps that correct early states."""
 
+import re
 import sys
 from dataclasses import replace
 
@@ -9,6 +10,7 @@ from torch.distributions import Categorical
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
+from bnet_transformer.errors import format_count
 from bnet_transformer.residual_stream import TunedLens
 from bnet_transformer.residual_stream.lens_path import DivergenceFrom, entropy, find_lens_path
 from tests.cases import CASES, close, get_case, jitter
@@ -84,6 +86,41 @@ def test_a_lens_with_latent_choices_is_the_mean_over_their_posterior(case, tmp_p
     lens.save(tmp_path / "lens.safetensors")
     close(bt.load(tmp_path / "lens.safetensors").distribution(0).probs, lens.distribution(0).probs)
     assert any(lens.averaged[0] in note for note in lens.notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "count", "num_runs"),
+    [({"per": "word"}, 9, 2), ({"per": "word", "slices": 2}, 4, 2**5), ({"attention": "marginal"}, 10, 20)],
+    ids=["one choice", "choices of all words", "word and head"],
+)
+def test_choices_of_different_words_are_set_in_the_same_runs(options, count, num_runs):
+    net = bt.bayesuvius(4, heads=2, vocabulary=["a", "b"], observe=tpm.Categorical(2), **options)
+    net = jitter(net.to(torch.float64))
+    s = net.sentence((["a", "b", "b", "a", "a"] * 2)[:count]).observe({"y_0": 0, "y_2": 1})
+    lens = s.lens()
+    for i in {*range(count)} - {0, 2}:
+        close(lens.distribution(-1).probs[i], s.posterior(f"y_{i}"))
+    assert len(lens.reader.runs.states) == num_runs  # the number of joint states of the choices of one word
+    for i, t in {(1, 0), (1, -1), (3, len(lens.states) - 2), (3, -1)}:  # brute force over the choices of one word
+        node = s.ground.parents(s.ground.id(f"y_{i}"))
+        names = [s.ground.name(choice) for choice in s.state.evaluator.find_open_choices(node)]
+        expected, weights = 0.0, s.posterior(names)
+        others = {name: 0 for name in lens.averaged if name not in names}
+        for states in weights.nonzero().tolist():
+            known = others | dict(zip(names, states, strict=True))
+            expected = expected + weights[tuple(states)] * s.do(known).lens().distribution(t).probs[i]
+        close(lens.distribution(t).probs[i], expected)
+
+
+@pytest.mark.parametrize("count", [300, 20_000])
+def test_the_number_of_joint_states_is_short_in_messages(count):
+    options = {"heads": 2, "per": "word", "slices": 2}
+    s = bt.bayesuvius(4, vocabulary=["a", "b"], observe=tpm.Categorical(2), **options).sentence(["a"] * 300)
+    assert format_count(2**count) == f"about 10^{round(count * 0.3010299956639812)}"
+    for query in (s.lens, lambda: s["x_2_299"], lambda: s.observe(y_299=0).log_prob()):
+        with pytest.raises(bt.BudgetError) as error:
+            query()
+        assert not re.search(r"\d{20}|(\d,\d{3},){5}", str(error.value))
 
 
 def test_chunks_of_slices_and_of_rows_agree(monkeypatch):

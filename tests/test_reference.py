@@ -132,7 +132,7 @@ def test_a_dropout_is_a_delta_and_never_enumerated():
 
 def test_above_the_budget_it_refuses_with_the_count():
     s = bt.bayesuvius(3, slices=3, heads=3, per="word", observe=Categorical(2)).sentence("a b c d e")
-    with pytest.raises(bt.BudgetError, match=r"at most 65536 joint states of c_0_0.*got 177147 states"):
+    with pytest.raises(bt.BudgetError, match=r"at most 65,536 joint states of c_0_0.*got 177,147 states"):
         s["x_3_0"]
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.errors import BNetError, BudgetError, format_value
+from bnet_transformer.errors import BNetError, BudgetError, format_count, format_value
 
 MAX_TABLE_ENTRIES = 10_000_000  # in all tables together
 MAX_TABLE_DIMS = 64  # the limit of numpy, and so of pgmpy
@@ -258,7 +258,7 @@ def _build_tables(
         _check_rows(subject, count, axes, block.rows)
         if len(axes) >= MAX_TABLE_DIMS or total > MAX_TABLE_ENTRIES:  # rows `default` can make tables of any size
             expected = f"tables of at most {MAX_TABLE_DIMS} dims, with at most {MAX_TABLE_ENTRIES:,} entries together"
-            actual = f"{len(axes) + 1} dims; {total:,} entries up to this table"
+            actual = f"{len(axes) + 1} dims; {format_count(total)} entries up to this table"
             raise BudgetError(subject, expected=expected, actual=actual)
         tables[variable] = tuple(parents), _build_values(count, axes, block.rows)
     missing = next((name for name in states if name not in tables), None)

@@ -39,7 +39,7 @@ from bnet_transformer.bridges.bif import (
     parse_bif,
 )
 from bnet_transformer.declare import Declaration, Node
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, FileError
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, FileError, format_count
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun, find_open_choices, parents
 from bnet_transformer.tpm import Table
 from bnet_transformer.tpm.table import check_rows
@@ -417,23 +417,18 @@ def _check_table_sizes(model: GroundModel, plans: Sequence[_TablePlan], limit: i
         if dims > MAX_TABLE_DIMS or entries > limit:
             expected = f"a table of at most {MAX_TABLE_DIMS} dims and {limit:,} entries"
             raise BudgetError(
-                plan.name, expected=expected, actual=f"{dims} dims and {_format_count(entries)} entries", hint=hint
+                plan.name, expected=expected, actual=f"{dims} dims and {format_count(entries)} entries", hint=hint
             )
         total += entries
     if total > limit:
-        actual = f"{_format_count(total)} in {len(plans)} tables"
+        actual = f"{format_count(total)} in {len(plans)} tables"
         expected = f"at most {limit:,} entries in all tables"
         raise BudgetError("discrete part", expected=expected, actual=actual, hint="Raise limit=")
     count = sum(math.prod(model.count_states(p) for p in parents) for parents in _group_by_parents(plans))
     if count > budget:
         expected = f"at most {budget:,} runs, one for each joint state of a variable's parents"
-        actual = f"{_format_count(count)} runs"
-        raise BudgetError("discrete part", expected=expected, actual=actual, hint=f"Pass runs={count}")
-
-
-def _format_count(count: int) -> str:
-    """Format a count; a very large one as a power of 2."""
-    return f"{count:,}" if count < 10**15 else f"about 2^{count.bit_length() - 1}"
+        actual = f"{format_count(count)} runs"
+        raise BudgetError("discrete part", expected=expected, actual=actual, hint="Raise runs=")
 
 
 def _group_by_parents(plans: Sequence[_TablePlan]) -> dict[tuple[int, ...], list[_TablePlan]]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
-from bnet_transformer.errors import UnsupportedError
+from bnet_transformer.errors import UnsupportedError, format_count
 from bnet_transformer.tpm import Affine, Attention, Dot, Linear, Weight
 
 ValueDims = Mapping[int, frozenset[object]]
@@ -501,6 +501,5 @@ def _describe_joint_states(
         if find_word_offset(network, index, computed, enumerated)[1] is not None:
             nodes *= word_counts[spec.group.word_stack or ""]
         total *= network.count_states(index, word_counts) ** nodes
-    number = f"{total}" if total < 10**12 else f"about 10^{math.log10(total):.0f}"
     lengths = ", ".join(f"{count} words" for count in word_counts.values())
-    return f"up to {number} joint states for {lengths}"
+    return f"up to {format_count(total)} joint states for {lengths}"

@@ -18,7 +18,7 @@ from bnet_transformer._core.naming import WORD, join_name, split_path
 from bnet_transformer.attention.tan import build_box_namer
 from bnet_transformer.bridges.networkx import ground_graph_to_networkx
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
+from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count, unknown_name_error
 from bnet_transformer.figures.attention_grid import (
     StateAttention,
     get_attention_specs,
@@ -356,7 +356,10 @@ def _attention_weights(
         and options.top is None
         and (count := _count_open_states(state)) > MAX_OPEN_STATES
     ):
-        return None, f"P(j | i) is not drawn: the latent choices have {count:,} joint states (use attention=True)"
+        return (
+            None,
+            f"P(j | i) is not drawn: the latent choices have {format_count(count)} joint states (use attention=True)",
+        )
     return arrow_weights(state.query(), state.evaluator, selection), ""
 
 

@@ -27,7 +27,7 @@ from bnet_transformer.compiler.execution_state import ExecutionRequest, Executio
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec
-from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.errors import BNetError, BudgetError, format_count
 from bnet_transformer.graph.traversal import CutMarks, Marks, propagate_marks
 from bnet_transformer.inference.contraction import (
     EliminationOrder,
@@ -41,6 +41,7 @@ from bnet_transformer.inference.contraction import (
     sum_out,
 )
 from bnet_transformer.inference.factors import LOG_ZERO, align_evidence, evidence_log_prob, state_log_probs
+from bnet_transformer.inference.joint_rows import JointRows
 from bnet_transformer.inference.obstacles import Fault, find_mixed_type_fault
 from bnet_transformer.inference.query import (
     Query,
@@ -70,20 +71,18 @@ class FactorBatch:
         spec: The node group.
         nodes: The nodes with a factor: latent choices and observed nodes.
         parents: For each node the variables that determine its distribution.
-        colours: The colour of each variable in `parents`: two variables of one node have different colours.
-        sizes: The number of states of each colour.
+        states: Their states in each row of the batch.
     """
 
     spec: NodeSpec
     nodes: tuple[int, ...]
     parents: tuple[tuple[int, ...], ...]
-    colours: Mapping[int, int]
-    sizes: tuple[int, ...]
+    states: JointRows
 
     @property
     def rows(self) -> int:
         """The number of rows of the batch."""
-        return math.prod(self.sizes)
+        return self.states.num_rows
 
 
 @dataclass(frozen=True)
@@ -159,13 +158,13 @@ class FactorGraph:
         for order in orders:
             if order.states > budget:
                 names = self.format_variables(order.scope)
-                return excess_error(f"at most {budget} joint states of {names}", order.states)
+                return excess_error(f"at most {format_count(budget)} joint states of {names}", order.states)
         for batch in self.batches:
             if batch.rows > budget:
                 k = max(range(len(batch.nodes)), key=lambda k: len(batch.parents[k]))
                 node, names = format_nodes(self.query.model, [batch.nodes[k]]), self.format_variables(batch.parents[k])
-                expected = f"at most {budget} joint states for the factors of {batch.spec.group.name} ({node}: {names})"
-                return excess_error(expected, batch.rows)
+                factors = f"the factors of {batch.spec.group.name} ({node}: {names})"
+                return excess_error(f"at most {format_count(budget)} joint states for {factors}", batch.rows)
         return None
 
     def count_flops(self) -> int | None:
@@ -243,19 +242,15 @@ class FactorGraph:
 
     def _compute_tables(self, batch: FactorBatch) -> list[LogTable]:
         """The log tables of one batch."""
-        call, rows, sizes = self._call(batch), batch.rows, batch.sizes
-        digits = np.stack(np.unravel_index(np.arange(rows), sizes)) if sizes else np.zeros((0, rows), dtype=np.int64)
-        states = {}
-        for k, colour in batch.colours.items():
-            # A variable with fewer states than its colour is in its last state in the other rows, which are not used.
-            support = np.array(self.supports[k])
-            states[self.variables[k]] = torch.from_numpy(support[np.minimum(digits[colour], len(support) - 1)])
+        call, rows, states = self._call(batch), batch.rows, {}
+        for k, indices in batch.states.get_states().items():
+            states[self.variables[k]] = torch.from_numpy(np.array(self.supports[k])[indices])
         is_latent = np.array([node in self.positions for node in batch.nodes])
         latent, observed = call.compute_log_probs(batch.nodes, is_latent, states, rows)
         columns = np.where(is_latent, is_latent.cumsum(), (~is_latent).cumsum()) - 1
         tables = []
         for k, (node, parents, column) in enumerate(zip(batch.nodes, batch.parents, columns, strict=True)):
-            index = self._find_rows(batch, parents)
+            index = batch.states.find_rows(parents)
             if not is_latent[k]:
                 tables.append(LogTable(parents, observed[index, column]))
                 continue
@@ -267,19 +262,6 @@ class FactorGraph:
             if np.isnan(table.values).any():
                 call.raise_nan_error(batch.nodes)
         return tables
-
-    def _find_rows(self, batch: FactorBatch, parents: Sequence[int]) -> NDArray[np.int64]:
-        """The row of a batch for each joint state of some variables, with all other colours in their first state.
-
-        Returns:
-            `[*states of the parents]`.
-        """
-        rows = np.zeros([1] * len(parents), dtype=np.int64)
-        for axis, parent in enumerate(parents):
-            stride = math.prod(batch.sizes[batch.colours[parent] + 1 :])
-            steps = np.arange(self.sizes[parent]) * stride
-            rows = rows + steps.reshape([-1 if other == axis else 1 for other in range(len(parents))])
-        return rows
 
 
 @dataclass(frozen=True)
@@ -434,20 +416,15 @@ def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
         fault = _GroupCall(query, supports, model.network.specs[index]).find_fault()
         if fault is not None:
             return fault
-    sizes = np.array([len(support) for support in supports.values()], dtype=np.float64)
-    words = locate_words(model, variables)
-    arrived, batches, excess = _propagate_variables(model, variables, sizes), list[FactorBatch](), dict[int, str]()
+    counts = [len(support) for support in supports.values()]
+    words, logs = locate_words(model, variables), np.log(np.maximum(counts, 1))
+    arrived, batches, excess = propagate_variables(model, variables, counts), list[FactorBatch](), dict[int, str]()
     for index, nodes in sorted(groups.items()):
-        is_parent = np.zeros((len(nodes), len(variables)), dtype=bool)
-        if index in arrived:
-            marks = arrived[index].reshape(-1, arrived[index].shape[-1])
-            marks = marks[np.array(nodes) - int(model.ground.offsets[index])]
-            is_parent = _unpack_lanes(marks, len(variables))
+        is_parent = select_marks(model, arrived, nodes, len(variables))
         node_sizes = np.array([len(supports.get(node, (0,))) for node in nodes])
-        counts = is_parent @ np.log(np.maximum(sizes, 1)) + np.log(np.maximum(node_sizes, 1))
-        largest = int(counts.argmax())
+        largest = int((is_parent @ logs + np.log(np.maximum(node_sizes, 1))).argmax())
         scope = np.flatnonzero(is_parent[largest]).tolist()
-        states = math.prod([int(sizes[k]) for k in scope]) * int(node_sizes[largest])
+        states = math.prod([counts[k] for k in scope]) * int(node_sizes[largest])
         if states > query.budget:
             joint = sorted({variables[k] for k in scope} | ({nodes[largest]} & supports.keys()))
             factor = model.ground.name(nodes[largest])
@@ -455,14 +432,10 @@ def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
             continue
         scopes = np.split(is_parent.nonzero()[1], is_parent.sum(1).cumsum()[:-1])
         node_parents = tuple(tuple(scope.tolist()) for scope in scopes)
-        colours = _colour_variables(node_parents, words)
-        batch_sizes = [1] * (max(colours.values(), default=-1) + 1)
-        for k, colour in colours.items():
-            batch_sizes[colour] = max(batch_sizes[colour], int(sizes[k]))
-        spec = model.network.specs[index]
-        batches.append(FactorBatch(spec, tuple(nodes), node_parents, colours, tuple(batch_sizes)))
+        rows = JointRows.build(node_parents, counts, words)
+        batches.append(FactorBatch(model.network.specs[index], tuple(nodes), node_parents, rows))
     if excess:
-        return excess_error(f"at most {query.budget} joint states of {excess[max(excess)]}", max(excess))
+        return excess_error(f"at most {format_count(query.budget)} joint states of {excess[max(excess)]}", max(excess))
     return FactorGraph(query, variables, tuple(supports.values()), tuple(batches))
 
 
@@ -496,24 +469,28 @@ def scatter_possible(
     return logs
 
 
-def _propagate_variables(model: GroundModel, variables: Sequence[int], sizes: NDArray[np.float64]) -> dict[int, Marks]:
+def propagate_variables(model: GroundModel, variables: Sequence[int], counts: Sequence[int]) -> dict[int, Marks]:
     """The variables that determine each node through nodes that are functions of their parents, as bits.
 
-    Variables with one possible state are omitted.
+    Args:
+        model: The sentence.
+        variables: The variables by ground id: latent choices, or nodes with unknown values.
+        counts: The number of possible states of each variable; variables with one possible state are omitted.
 
     Returns:
         For each group `[*plates, word, lanes]`: bit k % 64 of lane k // 64 is set if variable k is a parent.
     """
     ground, network = model.ground, model.network
     lanes = max(1, -(-len(variables) // LANE_BITS))
-    values: dict[int, Marks] = {}  # the variables that determine the value of each node
+    variable_marks: dict[int, Marks] = {}
     for k, node in enumerate(variables):
-        if sizes[k] > 1:
+        if counts[k] > 1:
             index = ground.group_of(node).index
-            marks = values.setdefault(index, np.zeros((*ground.shapes[index], lanes), dtype=np.uint64))
+            marks = variable_marks.setdefault(index, np.zeros((*ground.shapes[index], lanes), dtype=np.uint64))
             marks.reshape(-1, lanes)[node - int(ground.offsets[index]), k // LANE_BITS] |= np.uint64(1 << k % LANE_BITS)
     partly_cut = ground.retained_parents.keys() - ground.cut_nodes
     cut = CutMarks(_mark_all_lanes(ground.cut_nodes, model), _mark_all_lanes(partly_cut, model), ground)
+    values = dict(variable_marks)  # the variables that determine the value of each node
     arrived: dict[int, Marks] = {}
     for component in network.graph.components:
         has_changed = True
@@ -529,7 +506,7 @@ def _propagate_variables(model: GroundModel, variables: Sequence[int], sizes: ND
                     continue
                 arrived[index] = marks
                 if network.specs[index].tpm.kind == "deterministic":
-                    values[index] = marks
+                    values[index] = marks | variable_marks[index] if index in variable_marks else marks
                     has_changed = True
     return arrived
 
@@ -544,9 +521,13 @@ def _mark_all_lanes(nodes: Collection[int], model: GroundModel) -> dict[int, Mar
     return marked
 
 
-def _unpack_lanes(marks: Marks, count: int) -> NDArray[np.bool_]:
-    """Bits as booleans `[node, variable]`."""
-    little = np.ascontiguousarray(marks).astype("<u8").view(np.uint8)
+def select_marks(model: GroundModel, marks: Mapping[int, Marks], nodes: Sequence[int], count: int) -> NDArray[np.bool_]:
+    """The marks of some nodes of one group as booleans, `[node, variable]`."""
+    index = model.ground.group_of(nodes[0]).index
+    if index not in marks:
+        return np.zeros((len(nodes), count), dtype=bool)
+    rows = marks[index].reshape(-1, marks[index].shape[-1])[np.array(nodes) - int(model.ground.offsets[index])]
+    little = np.ascontiguousarray(rows).astype("<u8").view(np.uint8)
     return np.unpackbits(little, axis=-1, bitorder="little")[:, :count].astype(bool)
 
 
@@ -554,25 +535,6 @@ def locate_words(model: GroundModel, nodes: Iterable[int]) -> list[tuple[int, in
     """For each node its word, -1 without a word, and its ground id: keys that sort nodes by word."""
     located = ((node, model.ground.unravel_index(node)) for node in nodes)
     return [(-1 if group.word_stack is None else index[-1], node) for node, (group, index) in located]
-
-
-def _colour_variables(scopes: Iterable[Sequence[int]], order: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """Colours such that the variables of each scope have different colours, with a small number of colours.
-
-    Each row of a batch sets every variable to the state of its colour. So the rows contain all joint states of each
-    scope, and their number is the product over colours and not over variables.
-    """
-    neighbours: dict[int, set[int]] = {}
-    for scope in {tuple(scope) for scope in scopes}:
-        for k in scope:
-            neighbours.setdefault(k, set()).update(scope)
-    colours: dict[int, int] = {}
-    # Greedy colouring in the order of words: if scopes are intervals of words, it needs only as many colours as the
-    # largest scope has variables (Golumbic 2004, Algorithmic graph theory and perfect graphs, chapter 8).
-    for k in sorted(neighbours, key=order.__getitem__):
-        taken = {colours[other] for other in neighbours[k] if other in colours}
-        colours[k] = next(colour for colour in range(len(taken) + 1) if colour not in taken)
-    return colours
 
 
 def format_nodes(model: GroundModel, nodes: Sequence[int]) -> str:
@@ -588,4 +550,4 @@ def shorten_names(names: Sequence[str], count: int) -> str:
 
 def excess_error(expected: str, states: int) -> BudgetError:
     """The error for more joint states than the budget."""
-    return BudgetError("exact inference", expected=expected, actual=f"{states}", hint=BUDGET_HINT)
+    return BudgetError("exact inference", expected=expected, actual=format_count(states), hint=BUDGET_HINT)

@@ -24,7 +24,7 @@ from bnet_transformer.compiler.validate_inputs import (
 )
 from bnet_transformer.data import Evidence
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.inference.deferred_readout import deferred_log_likelihood, find_deferred_attention
 from bnet_transformer.reference import is_close
 from bnet_transformer.tpm import EvalContext
@@ -383,8 +383,8 @@ def check_elimination_budget(
         names = ", ".join(network.specs[i].group.name for i in enumerated)
         raise BudgetError(
             f"exact elimination for {network.specs[index].group.name}",
-            expected=f"at most {budget} joint states for each sentence ({names})",
-            actual=f"{count}",
+            expected=f"at most {format_count(budget)} joint states for each sentence ({names})",
+            actual=format_count(count),
             hint=OVER_BUDGET_HINT,
         )
 

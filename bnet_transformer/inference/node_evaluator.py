@@ -26,7 +26,7 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec, ParentSpec
-from bnet_transformer.errors import BNetError, UnsupportedError
+from bnet_transformer.errors import BNetError, UnsupportedError, format_count
 from bnet_transformer.graph import NodeFamily
 from bnet_transformer.inference.obstacles import Fault, Obstacle, find_mixed_type_fault
 from bnet_transformer.inference.query import (
@@ -176,7 +176,7 @@ def find_pass_fault(query: NodeQuery) -> Fault | None:
         count = math.prod(model.count_states(choice) for choice in choices)
         if len(groups_of_node) < len(choices) or count > BUDGET:
             name = query.spec.group.name
-            reason = f"{name} depends on {len(choices)} latent choices with {count:,} joint states"
+            reason = f"{name} depends on {len(choices)} latent choices with {format_count(count)} joint states"
             if len(groups_of_node) < len(choices):
                 reason += ", and several of them belong to one node group"
             return Obstacle(name, reason, "set or observe some of them")

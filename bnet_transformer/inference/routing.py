@@ -34,7 +34,7 @@ from typing import Generic, TypeVar
 
 from bnet_transformer import reference
 from bnet_transformer.cost.net_cost import count_plan_flops
-from bnet_transformer.errors import BudgetError
+from bnet_transformer.errors import BudgetError, format_count
 from bnet_transformer.inference.contraction import EliminationOrder
 from bnet_transformer.inference.factor_graph import (
     FactorGraph,
@@ -119,12 +119,12 @@ class Route:
 
     def __str__(self) -> str:
         scope = f" of {shorten_names(self.scope, len(self.scope))}" if self.scope else ""
-        cost = [f"{self.states:,} joint states{scope}"] if self.states > 1 else []
-        cost += [f"{self.entries:,} table entries"] if self.entries else []
-        cost += [f"{self.rows:,} evaluations of the net"] if self.rows else []
+        cost = [f"{format_count(self.states)} joint states{scope}"] if self.states > 1 else []
+        cost += [f"{format_count(self.entries)} table entries"] if self.entries else []
+        cost += [f"{format_count(self.rows)} evaluations of the net"] if self.rows else []
         cost += [f"in the order {shorten_names(self.order, len(self.order))}"] if self.order else []
-        cost += [f"{self.flops:,} FLOPs"] if self.flops is not None else []
-        cost += [f"{self.evaluations:,} node evaluations in Python"] if self.evaluations else []
+        cost += [f"{format_count(self.flops)} FLOPs"] if self.flops is not None else []
+        cost += [f"{format_count(self.evaluations)} node evaluations in Python"] if self.evaluations else []
         exact = "exact" if self.is_exact else "approximate"
         text = f"{self.question}: {self.algorithm} ({exact}; {', '.join(cost) or 'one state'}), because {self.reason}"
         excess = [] if self.excess is None else [f"The query raises an error: {self.excess}"]
@@ -207,7 +207,10 @@ def find_single_target_fault(query: Query) -> Fault | None:
         count = math.prod(network.count_states(i, query.model.ground.word_counts) for i in scope)
         if count > query.budget:
             names = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
-            reason = f"it would sum over {count:,} joint states of {names}, more than the budget of {query.budget:,}"
+            budget = format_count(query.budget)
+            reason = (
+                f"it would sum over {format_count(count)} joint states of {names}, more than the budget of {budget}"
+            )
             return Obstacle(network.specs[index].group.name, reason, "raise budget=")
     return None
 
@@ -288,7 +291,7 @@ def plan_conditioning(query: Query) -> JointPlan | Fault:
     if rows * summed > query.budget:
         groups = ", ".join(dict.fromkeys(network.specs[i].group.name for i in counts.get(summed, ())))
         names = ", times those of ".join(filter(None, [format_nodes(query.model, nodes), groups]))
-        excess = excess_error(f"at most {query.budget} joint states of {names}", rows * summed)
+        excess = excess_error(f"at most {format_count(query.budget)} joint states of {names}", rows * summed)
     flops, is_complete = _count_flops(conditioned, problem, rows), set(given.choices) <= set(nodes)
     algorithm = "enumeration" if is_complete and len(nodes) > len(query.nodes) else "conditioning"
     return JointPlan(algorithm, rows, rows, 0, flops, nodes, conditioned, None, excess, summed)

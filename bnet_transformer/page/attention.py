@@ -15,7 +15,7 @@ from torch import Tensor
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer.attention.heads.head_tables import Inclusion
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.errors import BNetError, BudgetError, format_count
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.joint_posterior import expected_group_attention, route_expected_attention
 from bnet_transformer.inference.node_evaluator import NodeQuery
@@ -89,7 +89,7 @@ def compute_page_attention(
     elif choices:
         reason = "its words depend on different choices"
         if count > MAX_OPEN_STATES:
-            reason = f"the latent choices have {count:,} joint states"
+            reason = f"the latent choices have {format_count(count)} joint states"
         note = f"{group.name}: only the posterior mean is shown, because {reason}."
     table = np.concatenate(parts)
     for node in set_nodes:

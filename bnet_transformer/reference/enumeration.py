@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from bnet_transformer.errors import BudgetError, EvidenceError
+from bnet_transformer.errors import BudgetError, EvidenceError, format_count
 from bnet_transformer.reference.ground_model import GroundModel, find_open_choices, get_fixed, is_fixed
 from bnet_transformer.reference.run import ReferenceRun
 
@@ -39,8 +39,8 @@ def check_joint_states(model: GroundModel, choices: Sequence[int], budget: int) 
         names = ", ".join(model.ground.name(node) for node in choices[:6]) + (", …" if len(choices) > 6 else "")
         raise BudgetError(
             "exact enumeration",
-            expected=f"at most {budget} joint states of {names}",
-            actual=f"{count} states",
+            expected=f"at most {format_count(budget)} joint states of {names}",
+            actual=f"{format_count(count)} states",
             hint="Observe or set some of these nodes, raise budget= if the method takes it, or, without evidence, "
             "use sample(n), which is approximate",
         )

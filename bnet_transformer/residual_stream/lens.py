@@ -9,8 +9,7 @@ predictions from transformers with the tuned lens"): a tuned lens maps `x_t` by 
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -25,14 +24,13 @@ from bnet_transformer._core.memory import check_memory, translate_memory_errors
 from bnet_transformer._core.saved_results import Fields, SavedResult, register_codec
 from bnet_transformer._core.tokens import as_labels, distinguish
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
-from bnet_transformer.inference.joint_posterior import joint_state_probs
+from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.node_evaluator import NodeEvaluator
 from bnet_transformer.inference.query import with_sentence_scope
 from bnet_transformer.inference.selection import parse_indices, to_list
 from bnet_transformer.inference.sentence_state import SentenceState
 from bnet_transformer.reference import GroundModel
-from bnet_transformer.reference.node_tables import has_ancestor_choices
+from bnet_transformer.residual_stream.lens_choices import ChoiceRuns, find_choice_runs, find_lens_choices
 from bnet_transformer.residual_stream.lens_path import (
     DivergenceFrom,
     LensPath,
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
 
     from bnet_transformer.residual_stream.tuned_lens import TunedLens
 
-MAX_JOINT_STATES = 256  # of the latent choices: each is a run of the net
 MAX_SHOWN_WORDS = 12  # columns of words in a notebook
 
 
@@ -58,41 +55,36 @@ class LensReader:
     Args:
         evaluator: The evaluator of the sentence.
         path: The states and the readout.
-        states: The states to which the readout is applied, in each joint state of the latent choices on which it
-            depends, `[joint state, slice, word, feature]`.
-        choices: The ground ids of these choices.
-        joint_states: Their joint states, `[joint state, choice]`.
-        log_weights: The log posterior probability of each joint state, `[joint state]`.
+        states: The states to which the readout is applied, in each run, `[run, slice, word, feature]`.
+        runs: The runs of the net, with the states of the latent choices in each.
     """
 
     _shapes = (
-        "choices: any choice; states: real joint slice word *_; joint_states: int joint choice; log_weights: float64 "
-        "joint"
+        "choices: any choice; states: real run slice word *_; run_states: int run choice; log_weights: float64 run _"
     )
 
     evaluator: NodeEvaluator
     path: LensPath
     states: Tensor
-    choices: tuple[int, ...] = ()
-    joint_states: Tensor = field(default_factory=lambda: torch.zeros(1, 0, dtype=torch.long))
-    log_weights: Tensor = field(default_factory=lambda: torch.zeros(1, dtype=torch.float64))
+    runs: ChoiceRuns
     _by_state: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
 
     @translate_memory_errors("lens")
     @torch.no_grad()
     def compute(self, slices: slice) -> Tensor:
-        """The log probabilities of some slices, averaged over the joint states, `[slice, word, state]`."""
-        if not self.choices:
-            return self._compute_in_state(self.evaluator, self.states[0, slices])
+        """The log probabilities of some slices, averaged over the runs, `[slice, word, state]`."""
+        if not self.runs.choices:
+            return self._compute_in_run(self.evaluator, self.states[0, slices])
         total: Tensor | None = None
-        for states, row, weight in zip(self.states, self.joint_states, self.log_weights.tolist(), strict=True):
-            evaluator = fix_choices(self.evaluator, self.choices, row)
-            part = self._compute_in_state(evaluator, states[slices]) + weight
+        for run, (states, weights) in enumerate(zip(self.states, self.runs.log_weights, strict=True)):
+            log_probs = self._compute_in_run(self.runs.set_choices(self.evaluator, run), states[slices])
+            weights = weights.to(log_probs)[:, None]
+            part = torch.where(weights.isneginf(), -torch.inf, log_probs + weights)  # also if the run gives NaN
             total = part if total is None else torch.logaddexp(total, part)
         assert total is not None
         return total
 
-    def _compute_in_state(self, evaluator: NodeEvaluator, states: Tensor) -> Tensor:
+    def _compute_in_run(self, evaluator: NodeEvaluator, states: Tensor) -> Tensor:
         """The log probabilities of some slices without latent choices, `[slice, word, state]`."""
         model, last = evaluator.model, self.path.states[-1].group
         assigned = dict(zip(model.ground.select_nodes(last).tolist(), states.unbind(1), strict=True))
@@ -365,7 +357,7 @@ def compute_lens(state: SentenceState, readout: object = None, tuned: TunedLens 
 
     Raises:
         BNetError: There is no such readout, or its nodes are set.
-        BudgetError: The states depend on latent choices with too many joint states.
+        BudgetError: A word depends on latent choices with too many joint states.
     """
     path = find_lens_path(state.network, readout)
     check_int("top", top)
@@ -374,45 +366,21 @@ def compute_lens(state: SentenceState, readout: object = None, tuned: TunedLens 
         if not hasattr(tuned, "check_net"):
             raise BNetError("tuned", expected="a tuned lens, the result of bt.fit_lens", actual=tuned)
         tuned.check_net(state.network, path)
-    choices, rows, probs = _find_joint_states(state, _find_choices(evaluator, path))
-    parts = [read_states(fix_choices(evaluator, choices, row) if choices else evaluator, path) for row in rows]
+    _check_readout_is_not_set(state, path)
+    runs = find_choice_runs(state, path)
+    parts = [read_states(runs.set_choices(evaluator, run), path) for run in range(len(runs.states))]
     states = torch.stack([part if tuned is None else tuned.translate(part) for part in parts])
-    reader = LensReader(evaluator, path, states, choices, rows, probs.log())
+    reader = LensReader(evaluator, path, states, runs)
     return _summarise(state, reader, path, top, is_tuned=tuned is not None)
 
 
-def fix_choices(evaluator: NodeEvaluator, choices: Sequence[int], states: Tensor) -> NodeEvaluator:
-    """The evaluator of the sentence with these choices at some states, `[choice]`."""
-    batched = evaluator.with_batched_states(dict(zip(choices, states[:, None], strict=True)), evaluator.module)
-    return NodeEvaluator(batched.module, batched.model, {})
-
-
-def _find_joint_states(state: SentenceState, choices: list[int]) -> tuple[tuple[int, ...], Tensor, Tensor]:
-    """The choices, their joint states that are possible, `[joint state, choice]`, and their posterior probabilities."""
-    if not choices:
-        return (), torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
-    sizes = [state.model.count_states(choice) for choice in choices]
-    if math.prod(sizes) > MAX_JOINT_STATES:
-        expected = f"at most {MAX_JOINT_STATES} joint states of the latent choices"
-        hint = f"Set or observe some of them, such as s.do({state.ground.name(choices[0])}=0).lens()"
-        raise BudgetError("lens", expected=expected, actual=f"{math.prod(sizes)}", hint=hint)
-    probs = joint_state_probs(state.query(choices))
-    possible = probs.nonzero()[:, 0]
-    return tuple(choices), torch.stack(torch.unravel_index(possible, sizes), 1), probs[possible]
-
-
-def _find_choices(evaluator: NodeEvaluator, path: LensPath) -> list[int]:
-    """The latent choices on which the readout depends; an error for a readout that is set."""
-    model, group = evaluator.model, path.readout.group
-    ground, nodes = model.ground, model.ground.select_nodes(group).tolist()
-    is_set = [ground.name(node) for node in nodes if node in model.do]
+def _check_readout_is_not_set(state: SentenceState, path: LensPath) -> None:
+    """Raise an error for a readout that is set."""
+    nodes = state.ground.select_nodes(path.readout.group).tolist()
+    is_set = [state.ground.name(node) for node in nodes if node in state.model.do]
     if is_set:
         expected, hint = "a readout that is not set by do", f"Call undo({is_set[0]!r})"
         raise BNetError("lens", expected=expected, actual=f"{is_set[0]}, set by do", hint=hint)
-    if not has_ancestor_choices(model.network, [group.index]):
-        return []
-    parents = {parent for node in nodes for parent in ground.parents(node)}
-    return evaluator.find_open_choices(sorted(parents))
 
 
 @torch.no_grad()
@@ -450,7 +418,7 @@ def _summarise(state: SentenceState, reader: LensReader, path: LensPath, top: in
     labels = state.labels(node) or tuple(map(str, range(num_states)))
     names = readout.group.name, path.state_names, words, labels
     flags = (False,) * len(words) if stack is None else state.encoded.flag_special_words(state.network, stack)
-    averaged = tuple(map(ground.name, reader.choices))
+    averaged = tuple(map(ground.name, reader.runs.averaged))
     return Lens(*names, top_states, probs, entropies, kl, path.norm, is_tuned, reader, flags, averaged)
 
 
@@ -460,25 +428,32 @@ def _as_slice(index: int) -> slice:
 
 
 def _to_fields(reader: LensReader) -> Fields:
-    """The sentence, the states and the latent choices; the net determines the path."""
-    evaluator = reader.evaluator
-    parts = {"model": evaluator.model, "evidence": evaluator.evidence, "states": reader.states}
-    choices = {"choices": list(reader.choices), "joint_states": reader.joint_states, "log_weights": reader.log_weights}
-    return {**parts, **choices, "readout": reader.path.readout.group.name}
+    """The sentence, the states and the runs; the net determines the path."""
+    evaluator, runs = reader.evaluator, reader.runs
+    fields = {"model": evaluator.model, "evidence": evaluator.evidence, "states": reader.states}
+    fields |= {"choices": list(runs.choices), "run_states": runs.states, "log_weights": runs.log_weights}
+    return {**fields, "averaged": list(runs.averaged), "readout": reader.path.readout.group.name}
 
 
 def _from_fields(fields: Fields) -> LensReader:
     """The reader of `_to_fields`."""
-    network, states = fields["model"].network, fields["states"]
+    network = fields["model"].network
     evaluator = NodeEvaluator(CompiledModule(network).eval(), fields["model"], fields["evidence"])
-    path, model, rows = find_lens_path(network, fields["readout"]), evaluator.model, fields["joint_states"]
+    model = evaluator.model
     unknown = [node for node in evaluator.evidence if not 0 <= node < len(model.ground)]
-    choices = [] if unknown else _find_choices(evaluator, path)
+    path, rows = find_lens_path(network, fields["readout"]), fields["run_states"]
+    choices = [] if unknown else find_lens_choices(evaluator, path)
     sizes = torch.tensor([model.count_states(choice) for choice in choices], dtype=torch.long)
-    if unknown or choices != fields["choices"] or not bool(((rows >= 0) & (rows < sizes)).all()):
+    if (
+        unknown
+        or choices != fields["choices"]
+        or not {*fields["averaged"]} <= {*choices}
+        or not bool(((rows >= 0) & (rows < sizes)).all())
+    ):
         expected = f"the nodes of the net, and the states of its latent choices {choices}"
         raise BNetError("lens", expected=expected, actual=unknown or fields["choices"])
-    return LensReader(evaluator, path, states, tuple(choices), rows, fields["log_weights"])
+    runs = ChoiceRuns(tuple(choices), rows, fields["log_weights"], tuple(fields["averaged"]))
+    return LensReader(evaluator, path, fields["states"], runs)
 
 
 STORED_TYPES = {
@@ -486,8 +461,9 @@ STORED_TYPES = {
     "evidence": Mapping[int, Tensor],
     "states": Tensor,
     "choices": list[int],
-    "joint_states": Tensor,
+    "run_states": Tensor,
     "log_weights": Tensor,
+    "averaged": list[int],
     "readout": str,
 }
 register_codec(LensReader, _to_fields, lambda fields, trust: _from_fields(fields), STORED_TYPES)

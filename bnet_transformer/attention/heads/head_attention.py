@@ -25,7 +25,7 @@ from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import EncodedSentence
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
-from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
+from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count, unknown_name_error
 from bnet_transformer.inference.factors import log_prior
 from bnet_transformer.inference.selection import parse_attention_slices
 from bnet_transformer.reference import BUDGET
@@ -180,7 +180,7 @@ def _count_joint_states(network: Network, nodes: AttentionNodes, words: Mapping[
             names = ", ".join(network.specs[i].group.name for i in sorted(choices)[:6])
             expected = f"at most {BUDGET:,} joint states of the choices that it depends on ({names})"
             subject, hint = f"attention of {spec.group.name}", "Pass slices= with only the first slices"
-            raise BudgetError(subject, expected=expected, actual=f"{count:,}", hint=hint)
+            raise BudgetError(subject, expected=expected, actual=format_count(count), hint=hint)
         maximum = max(maximum, count)
     return maximum
 

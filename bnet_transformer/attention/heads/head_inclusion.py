@@ -35,7 +35,7 @@ from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.dataset import ObservedMode, has_observed
 from bnet_transformer.data.task import check_has_words, infer_task
 from bnet_transformer.declare import Network, as_network
-from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.errors import BNetError, BudgetError, format_count
 from bnet_transformer.learning.training.configs import LoopConfig
 
 if TYPE_CHECKING:
@@ -343,13 +343,13 @@ def _check_budget(runs: GatedRuns, budget: int) -> None:
     subject, alternative = "method='exact'", "method='gibbs', or method='svi', which is approximate"
     if runs.num_heads > MAX_HEADS:
         expected = f"at most {MAX_HEADS} heads in a slice ({2**MAX_HEADS:,} settings of their gates)"
-        actual = f"{runs.num_heads} heads ({2**runs.num_heads:,} settings)"
+        actual = f"{runs.num_heads} heads ({format_count(2**runs.num_heads)} settings)"
         raise BudgetError(subject, expected=expected, actual=actual, hint=f"Use {alternative}")
     count, max_count = len(runs.corpus), budget >> runs.num_heads
     if count > max_count:
         current, fewer = (f"{n:,} sentence{'s' * (n != 1)}" for n in (count, max_count))
-        settings = f"{2**runs.num_heads:,} settings of {runs.num_heads} gates"
-        actual = f"{count << runs.num_heads:,} ({current} x {settings})"
+        settings = f"{format_count(2**runs.num_heads)} settings of {runs.num_heads} gates"
+        actual = f"{format_count(count << runs.num_heads)} ({current} x {settings})"
         hint = f"Use {fewer + ', ' if max_count else ''}a larger budget=, or {alternative}"
         raise BudgetError(subject, expected=f"at most {budget:,} runs of each slice", actual=actual, hint=hint)
 

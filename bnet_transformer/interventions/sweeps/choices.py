@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.inference.joint_posterior import joint_log_probs
 from bnet_transformer.inference.query import Query, enumerate_joint_states
 from bnet_transformer.interventions.sweeps.examples import Examples
@@ -110,8 +110,8 @@ def enumerate_choices(
     if count > BUDGET:
         raise BudgetError(
             "sweep",
-            expected=f"at most {BUDGET} joint states of the latent choices",
-            actual=f"{count}",
+            expected=f"at most {BUDGET:,} joint states of the latent choices",
+            actual=format_count(count),
             hint="Set some of them by do: " + ", ".join(map(model.ground.name, open_choices[:6])),
         )
     for node in open_choices:

@@ -23,7 +23,7 @@ from bnet_transformer.compiler.plan import CROSS_WORD_HINT
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
-from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError
+from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
 from bnet_transformer.inference.routing import Route
 from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
@@ -395,7 +395,9 @@ def analyse_choices(
     if fault is not None:
         return problem, states, label, (fault.node, fault.reason)
     if states > objective.budget:
-        fault_text = f"{label} have {states:,} joint states, more than budget={objective.budget:,}"
+        fault_text = (
+            f"{label} have {format_count(states)} joint states, more than budget={format_count(objective.budget)}"
+        )
         return problem, states, label, (label, fault_text)
     return problem, states, label, (None, None)
 
