@@ -240,6 +240,11 @@ def test_rows_are_a_dictionary_by_name() -> None:
     equations = bt.encoder_decoder(8, heads=2, slices=2, vocabulary=["a"]).equations()
     assert dict(equations) == dict(equations.items()) == {row.name: row for row in equations.rows}
     assert equations.values() == tuple(equations[name] for name in equations.keys())  # noqa: SIM118
+    by_name = dict(equations.items())
+    for name in (*by_name, "z", "x"):
+        assert (name in equations) == (name in by_name)
+        assert equations.get(name) is by_name.get(name) and equations.get(name, 0) is by_name.get(name, 0)
+    assert all(row in equations and row.name in equations for row in equations)
 
 
 def test_wide_rows_are_broken_between_left_and_right() -> None:

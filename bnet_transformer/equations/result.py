@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TypeVar
 
 from bnet_transformer.errors import unknown_name_error
 
+T = TypeVar("T")
 PAGE_WIDTH = 82.0
 PAGE_SETUP = r"""\setlength{\textwidth}{17.5cm}
 \setlength{\textheight}{24cm}
@@ -71,8 +73,8 @@ class Equations:
     r"""The structural equations of a net, one row for each template of nodes, and the definitions of their letters.
 
     `str()` and `.latex` return an `align*` environment for a paper (amsmath, amssymb); `.document()` returns a complete
-    document. Rows are indexed by name (`net.equations()["x_(t+1)"]`) and iterable; `keys`, `values` and `items`
-    are those of a dictionary from name to row.
+    document. Iteration gives the rows. Rows are also found by name, as in a dictionary: `net.equations()["x_(t+1)"]`,
+    `get`, `keys`, `values` and `items`; `in` accepts a name or a row.
 
     Attributes:
         form: The requested form: `"word"`, `"row"`, `"column"` or `"einstein"`.
@@ -101,6 +103,9 @@ class Equations:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __contains__(self, item: object) -> bool:
+        return item in self.keys() or item in self.rows
 
     def keys(self) -> tuple[str, ...]:
         """The names of the rows, so that `dict(equations)` is a dictionary of the rows by name."""
@@ -136,6 +141,23 @@ class Equations:
             if row.name == name:
                 return row
         raise unknown_name_error("equation", name, self.keys())
+
+    def get(self, name: str, default: T | None = None) -> Equation | T | None:
+        """The row of a template of nodes, or another value if there is none.
+
+        Args:
+            name: The name of the row, such as `"x_(t+1)"`.
+            default: The value that is returned if there is no row with this name; None by default.
+
+        Returns:
+            The equation, or `default`.
+
+        >>> import bnet_transformer as bt
+        >>> equations = bt.bayesuvius(dim=4).equations()
+        >>> equations.get("x_(t+1)").name, equations.get("z"), "z" in equations
+        ('x_(t+1)', None, False)
+        """
+        return self[name] if name in self.keys() else default
 
     def _repr_latex_(self) -> str:
         """The LaTeX that a notebook displays."""
