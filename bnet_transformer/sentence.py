@@ -1007,6 +1007,7 @@ class Sentence(StructureQueries):
         title: str | None = None,
         theme: str = "auto",
         special: bool = True,
+        **unknown: Any,
     ) -> PathLike:
         """Write the interactive page of the sentence: one HTML file that a browser opens from disk.
 
@@ -1026,9 +1027,13 @@ class Sentence(StructureQueries):
             theme: The colours: `"light"`, `"dark"` or `"auto"`.
             special: Whether special tokens, such as `[CLS]`, are shown. Without them, a note states the share of the
                 attention that goes to them.
+            **unknown: No other options: the error for an option of `draw`, such as `caption`, lists those of a page.
 
         Returns:
             The path.
+
+        Raises:
+            UnknownNameError: There is no such option.
 
         >>> import bnet_transformer as bt
         >>> import tempfile
@@ -1038,7 +1043,7 @@ class Sentence(StructureQueries):
         True
         """
         options = {"posterior": posterior, "inclusion": inclusion, "slices": slices, "heads": heads}
-        options |= {"contributions": contributions, "special": special}
+        options |= {"contributions": contributions, "special": special, **unknown}
         drawing.write_page(self.state, path, detail=detail, title=title, theme=theme, **options)
         return path
 

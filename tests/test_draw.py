@@ -559,6 +559,10 @@ def test_an_unknown_option_lists_all_options_if_none_is_similar(tmp_path):
     assert set(listed) == set(inspect.signature(FigureOptions).parameters)
     with pytest.raises(BNetError, match="near matches are legend"):
         s.draw(tmp_path / "cat.svg", legends=False)
+    with pytest.raises(BNetError) as error:
+        s.explore(tmp_path / "cat.html", caption=False)
+    listed = str(error.value).partition("allowed: ")[2].split(", ")
+    assert set(listed) == inspect.signature(s.explore).parameters.keys() - {"path", "unknown"}
 
 
 @pytest.mark.slow

@@ -105,9 +105,9 @@ def test_choices_of_different_words_are_set_in_the_same_runs(options, count, num
         node = s.ground.parents(s.ground.id(f"y_{i}"))
         names = [s.ground.name(choice) for choice in s.state.evaluator.find_open_choices(node)]
         expected, weights = 0.0, s.posterior(names)
-        others = {name: 0 for name in lens.averaged if name not in names}
+        remaining = {name: 0 for name in lens.averaged if name not in names}
         for states in weights.nonzero().tolist():
-            known = others | dict(zip(names, states, strict=True))
+            known = remaining | dict(zip(names, states, strict=True))
             expected = expected + weights[tuple(states)] * s.do(known).lens().distribution(t).probs[i]
         close(lens.distribution(t).probs[i], expected)
 
@@ -281,8 +281,10 @@ def test_invalid_input():
         s.lens(tuned=same_shape)
     with pytest.raises(bt.BNetError, match="at least 2 sentences"):
         bt.fit_lens(net, ["the cat"])
-    with pytest.raises(bt.BNetError, match="latent choices"):
-        bt.fit_lens(get_case("chapter, words").net, ["the cat", "cat"])
+    chapter = {"dim": 4, "heads": 2, "slices": 2, "vocabulary": WORDS, "observe": tpm.Categorical(2)}
+    with pytest.raises(bt.BNetError, match=r"combine='concat'"):
+        bt.fit_lens(bt.bayesuvius(**chapter), ["the cat", "cat"])
+    assert bt.fit_lens(bt.bayesuvius(**chapter, combine="concat"), ["the cat", "cat"], steps=0).num_words
     with pytest.raises(bt.BNetError, match="rate"):
         bt.fit_lens(net, ["the cat", "cat"], rate=-1)
 

@@ -147,12 +147,11 @@ def get_word_values(execution: ExecutionState, spec: NodeSpec, batch: int, num_w
 
 
 def latent_choice_error(names: Sequence[str]) -> BNetError:
-    """The error for states that depend on latent choices, for which a lens has no single distribution."""
+    """The error for states that depend on latent choices, which the fit of a tuned lens does not support."""
     listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
-    hint = f"Set or observe them, such as s.do({names[0]}=0).lens()" if names else None
-    return BNetError(
-        "lens", expected="states without latent choices", actual=f"states that depend on {listed}", hint=hint
-    )
+    expected, actual = "a net without latent choices", f"states that depend on {listed}"
+    hint = "Fit a net whose heads are summed (combine='concat'); s.lens() is the mean over latent choices"
+    return BNetError("tuned lens", expected=expected, actual=actual, hint=hint)
 
 
 def entropy(log_probs: Tensor) -> Tensor:
