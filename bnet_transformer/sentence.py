@@ -139,8 +139,9 @@ class Sentence(StructureQueries):
 
         Returns:
             A tensor `[*states, *shape]`. `shape` is the shape of the node; before it is one dimension for each latent
-            choice (a discrete node that is neither observed nor set) on which the node depends, `c` first. The value of
-            a latent choice itself is the list of its states, `[n]`: its distribution is `tpm` or `posterior`. For
+            choice (a discrete node that is neither observed nor set) on which the node depends, `c` first; choices of a
+            single state have none if a tensor would have more than 64 dimensions, the limit of torch. The value of a
+            latent choice itself is the list of its states, `[n]`: its distribution is `tpm` or `posterior`. For
             several nodes `[*states, slice, *plates, word, *shape]`, with the dimensions whose index the name leaves
             open; `slice` only if the name has nodes of several slices.
 
@@ -205,9 +206,9 @@ class Sentence(StructureQueries):
                 tokens.
 
         Returns:
-            A tensor `[*states, *plates, word i, word j]`: one dimension for each latent choice and for each plate, such
-            as heads. Entries are zero where word i cannot attend to word j. Without `slice` the slices are the first
-            dimension: `[slice, *states, *plates, word i, word j]`.
+            A tensor `[*states, *plates, word i, word j]`: one dimension for each latent choice, as for a value, and for
+            each plate, such as heads. Entries are zero where word i cannot attend to word j. Without `slice` the slices
+            are the first dimension: `[slice, *states, *plates, word i, word j]`.
 
         Raises:
             BNetError: There is no such slice, or without `slice` the slices differ in their dimensions.

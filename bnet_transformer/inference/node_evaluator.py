@@ -245,11 +245,12 @@ class NodeEvaluator:
         choices = [self.find_open_choices([node]) if has_choices else [] for node in nodes]
         states = {choice: model.count_states(choice) for choice in sorted(set().union(*choices))}
         reference.check_joint_states(model, [*states], BUDGET)
-        values = []
-        for node, known in zip(nodes, choices, strict=True):  # a value has a dim for each choice, in the order of ids
-            value = self.value(node)
-            value = value.reshape(*(n if k in known else 1 for k, n in states.items()), *value.shape[len(known) :])
-            values.append(value.expand(*states.values(), *value.shape[len(states) :]))
+        values, shape = [], shapes.pop()
+        if len(states) + len(array.shape) + len(shape) > MAX_DIMS:
+            states = {choice: count for choice, count in states.items() if count > 1}
+        for node, known in zip(nodes, choices, strict=True):  # a value has its dims of choices in the order of ids
+            value = self.value(node).reshape(*(n if k in known else 1 for k, n in states.items()), *shape)
+            values.append(value.expand(*states.values(), *shape))
         stacked = torch.stack(values, len(states))
         return stacked.reshape(*states.values(), *array.shape, *stacked.shape[len(states) + 1 :])
 
@@ -485,16 +486,12 @@ class NodeEvaluator:
         return table.permute(*dims, *range(len(order), table.dim()))
 
     def _insert_single_states(self, query: NodeQuery, table: Tensor) -> Tensor:
-        """The table of `_compute_enumerated` with a dim for each shared choice of a single state."""
+        """The table of `_compute_enumerated` with a dim for each shared choice of a single state, if they fit."""
         shared, local = query.shared_and_local_choices
         is_single = [(group, False) for group in local]
         is_single += [(self.model.ground.group_of(c).index, self.model.count_states(c) == 1) for c in shared]
         inserted = [k for k, (_, single) in enumerate(sorted(is_single, key=itemgetter(0))) if single]
-        if table.dim() + len(inserted) > MAX_DIMS:
-            actual = f"a dim for each of the {len(is_single)} latent choices on which it depends"
-            subject, expected = query.spec.group.name, f"a table of at most {MAX_DIMS} dims, the limit of torch"
-            raise BNetError(subject, expected=expected, actual=actual, hint="Set or observe some of these choices")
-        for k in inserted:
+        for k in inserted if table.dim() + len(inserted) <= MAX_DIMS else ():
             table = table.unsqueeze(k)
         return table
 

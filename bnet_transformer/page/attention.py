@@ -83,7 +83,7 @@ def compute_page_attention(
     has_mean = bool(parts and choices)
     if has_states:
         values = to_numpy(state.evaluator.attention(group.step or 0, group.stem).detach())
-        parts.append(values.reshape(-1, *values.shape[len(choices) :]))
+        parts.append(values.reshape(-1, *values.shape[-len(model.ground.shapes[group.index]) - 1 :]))
     elif not parts:
         return note
     elif choices:
