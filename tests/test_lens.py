@@ -112,6 +112,25 @@ def test_choices_of_different_words_are_set_in_the_same_runs(options, count, num
         close(lens.distribution(t).probs[i], expected)
 
 
+def test_an_early_state_may_depend_on_choices_on_which_the_last_state_does_not_depend():
+    """`x_(t+1)` of a word is a map of `x_t` of the word before: c_0_2 determines x_1_2, but no word of x_2."""
+    nodes = [
+        bt.Node("c", tpm.Categorical(2), plates=["word"]),
+        bt.Node("W", tpm.Select((4, 4)), ["c"], plates=["word"]),
+        bt.Node("x", tpm.Linear(), ["W", bt.Arrow("x", "before")], plates=["word"]),
+    ]
+    prologue = [bt.Node("token", tpm.Given(states=6), plates=["word"]), bt.Node("x", tpm.Embed(4), ["token"], ["word"])]
+    stack = bt.Stack(nodes, prologue, [bt.Node("y", tpm.Categorical(3), ["x"], plates=["word"])], slices=2)
+    s = jitter(bt.BNet(bt.Declaration([stack])).to(torch.float64)).sentence([1, 4, 2])
+    lens, names = s.lens(), [f"c_{t}_{i}" for t in (0, 1) for i in range(3)]
+    weights, expected = s.posterior(names), torch.zeros(3, 3, 3, dtype=torch.float64)
+    for states in weights.nonzero().tolist():
+        fixed = s.do(dict(zip(names, states, strict=True))).lens()
+        expected += weights[tuple(states)] * torch.stack([fixed.distribution(t).probs for t in range(3)])
+    close(torch.stack([lens.distribution(t).probs for t in range(3)]), expected)
+    assert "c_0_2" in lens.averaged
+
+
 @pytest.mark.parametrize("count", [300, 20_000])
 def test_the_number_of_joint_states_is_short_in_messages(count):
     options = {"heads": 2, "per": "word", "slices": 2}
