@@ -425,7 +425,7 @@ def test_marginal_map_sums_first():
     assert result == [*nodes]
     close(log_probs, expected.flatten().sort(descending=True)[0][:4])
     close(expected[tuple(states.unbind(1))], log_probs)
-    route = route_marginal_map(query)
+    route = route_marginal_map(query, 4)
     assert route.algorithm == "variable elimination" and {*route.order[-3:]} == {"c_0_7", "c_0_2", "c_0_3"}
 
 

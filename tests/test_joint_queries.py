@@ -494,7 +494,10 @@ def test_classes_may_be_observed_nodes_arrays_and_tensors():
             net.tan(sentences, invalid)
 
 
-@pytest.mark.parametrize("count", [4, 63, 64, 70])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("count", [4, 70, pytest.param(63, marks=SLOW), pytest.param(64, marks=SLOW)])
 def test_choices_of_one_state_are_set_choices_for_any_number_of_words(count, tmp_path):
     net = bt.bayesuvius(4, heads=1, per="word", slices=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
     s = net.sentence(["the", "cat"] * (count // 2) + ["the"] * (count % 2)).observe({"y_3": 1, "y_1": 0})

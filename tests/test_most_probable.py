@@ -205,10 +205,10 @@ def test_nodes_beside_a_complete_chain_are_the_maximum_over_all_joint_states(dat
     has_slices = data.draw(st.booleans()) and not (to_u or to_e or to_f)
     stack = bt.Stack(nodes[::2] if has_slices else nodes, slices=2 if has_slices else 1)
     s = bt.BNet(bt.Declaration([stack]), seed=data.draw(st.integers(0, 99))).to(torch.float64).sentence(2)
-    others = data.draw(st.permutations([name for name in s.nodes if not name.startswith("z_0")]))
-    observed = [name for name in others if name[0] in "ef"][: data.draw(st.integers(0, 4))]
+    further = data.draw(st.permutations([name for name in s.nodes if not name.startswith("z_0")]))
+    observed = [name for name in further if name[0] in "ef"][: data.draw(st.integers(0, 4))]
     s = s.observe({name: data.draw(st.integers(0, 1)) for name in observed})
-    latent = [name for name in others if name not in observed][: data.draw(st.integers(0, 4))]
+    latent = [name for name in further if name not in observed][: data.draw(st.integers(0, 4))]
     result = s.marginal_map([*data.draw(st.permutations(["z_0_0", "z_0_1"])), *latent])
     expected = enumerate_log_probs(s, result.nodes)
     close(result.log_probs[0].item(), max(expected.values()))

@@ -24,7 +24,7 @@ from bnet_transformer.compiler.execution_state import ExecutionRequest, Executio
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.validate_inputs import is_readable
 from bnet_transformer.data import Evidence
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.chain import chain_log_partition, most_probable_path
 from bnet_transformer.inference.factors import LOG_ZERO, Factor, build_factors
@@ -221,14 +221,14 @@ def _find_paths_of_group(execution: ExecutionState, tables: list[Tensor], index:
         unary, pair = torch.cat([unary[:1] + pair[:1, :, 0], unary[1:]]), pair[1:]
     unary, pair = (table.where(table > LOG_ZERO / 2, -math.inf).cpu() for table in (unary, pair))
     pairs = pair.expand(-1, unary.shape[1], -1, -1)
-    found = [most_probable_path(unary[:, k].numpy(), pairs[:, k].numpy()) for k in range(unary.shape[1])]
-    states = torch.from_numpy(np.stack([path for path, _ in found]))  # [batch, word]
-    log_probs = torch.tensor([log_prob for _, log_prob in found], dtype=torch.float64).reshape(batch_shape)
+    paths = [most_probable_path(unary[:, k].numpy(), pairs[:, k].numpy()) for k in range(unary.shape[1])]
+    states = torch.from_numpy(np.stack([path for path, _ in paths]))  # [batch, word]
+    log_probs = torch.tensor([log_prob for _, log_prob in paths], dtype=torch.float64).reshape(batch_shape)
     batch_shape[layout.word_dim] = states.shape[1]
     states = states.reshape(batch_shape).expand(shape)
     log_probs = log_probs.expand([size if dim in axes else 1 for dim, size in enumerate(shape)])
-    others = [dim for dim in range(layout.rank) if dim not in (*axes, layout.word_dim)]
-    return states.permute(*others, *axes, layout.word_dim).flatten(), float(log_probs.sum())
+    single = [dim for dim in range(layout.rank) if dim not in (*axes, layout.word_dim)]
+    return states.permute(*single, *axes, layout.word_dim).flatten(), float(log_probs.sum())
 
 
 def _check_arguments(module: object, budget: object, atol: object) -> None:
@@ -450,7 +450,7 @@ def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: l
             raise BudgetError(
                 f"eliminating {name}",
                 expected=f"a table of at most {MAX_TABLE_ELEMENTS} numbers",
-                actual=f"{costs[chosen]}",
+                actual=format_count(costs[chosen]),
                 hint="Set or observe some of these choices, or pass fewer sentences at once",
             )
         dim = dims[chosen]

@@ -22,7 +22,7 @@ from torch.distributions import Categorical
 from bnet_transformer import reference
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.graph import EdgeTemplate, NodeSelection
 from bnet_transformer.inference import elimination
 from bnet_transformer.inference.factor_graph import (
@@ -351,7 +351,7 @@ def check_nodes(query: Query) -> None:
     if len(query.nodes) > 1 and count > query.budget:
         hint = "Request fewer nodes, set or observe some of them, or raise budget="
         expected = f"at most {query.budget} joint states of {query.format_nodes()}"
-        raise BudgetError("joint posterior", expected=expected, actual=f"{count}", hint=hint)
+        raise BudgetError("joint posterior", expected=expected, actual=format_count(count), hint=hint)
 
 
 def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor:
