@@ -104,7 +104,8 @@ class ContributionTable(ComparableResult, ABC):
             return ""
         states = [f"{name} = {state}" for name, state in self.choices.items()]
         states = [*states[:4], f"… ({len(states)})"] if len(states) > 5 else states
-        return f" for the most probable choices {', '.join(states)} (P = {self.choice_prob:.2g})"
+        noun = "choice" if len(states) == 1 else "choices"
+        return f" for the most probable {noun} {', '.join(states)} (P = {self.choice_prob:.2g})"
 
     def _describe_norms(self) -> str:
         """The norms whose scale was held fixed, in words."""
