@@ -165,7 +165,7 @@ def test_joint_states_of_interacting_choices_are_counted(slices, pool, where, co
     """`K^(n(T-1)+1)` for each word's marginal, `K^n` under a readout of all words."""
     module = chapter(per="word", slices=slices, observe=Categorical(3, pool=pool))
     observed = {"y": Evidence(torch.zeros((2, 3) if pool is None else (2,), dtype=L))}
-    message = f"cannot eliminate c_0 .*: {where} depends on c_0 at several words .up to {count} joint states .*"
+    message = f"cannot eliminate c_0 .*: {where} depends on c_0 at several words .up to {count:,} joint states .*"
     for call in (
         lambda: log_evidence(module, observed, X),
         lambda: posterior(module, "c_0", observed, X),

@@ -261,14 +261,14 @@ def test_too_much_is_refused_before_it_is_computed(monkeypatch: pytest.MonkeyPat
     one_head = bt.bayesuvius(4, per="word", heads=1, observe=Categorical(1, pool="sum"))
     with pytest.raises(bt.BudgetError, match=r"at most 64 dims .* got 65 dims"):
         to_bif(get_model(one_head.sentence(["w"] * 64)))
-    with pytest.raises(bt.BudgetError, match=r"y: .*got 71 dims and about 2\^"):
+    with pytest.raises(bt.BudgetError, match=r"y: .*got 71 dims and about 10\^"):
         to_bif(get_model(net.sentence(["w"] * 70)))
     two_words = get_model(net.sentence("a b"))
     with pytest.raises(bt.BudgetError, match=r"y: .*at most 64 dims and 44 entries; got 3 dims and 45 entries"):
         to_pgmpy(two_words, limit=44)
     with pytest.raises(bt.BudgetError, match="at most 50 entries in all tables; got 51 in 3 tables"):
         to_pgmpy(two_words, limit=50)
-    with pytest.raises(bt.BudgetError, match=r"at most 9 runs, .*; got 10 runs. Pass runs=10"):
+    with pytest.raises(bt.BudgetError, match=r"at most 9 runs, .*; got 10 runs"):
         to_pgmpy(two_words, runs=9)
     for bad in (0, -1, 2.5, None, "9"):
         with pytest.raises(bt.BNetError, match="limit"):

@@ -25,7 +25,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 IMPORTERS = {
     "tokenizers": {"_core/tokenizer.py"},
     "huggingface_hub": {"pretrained/source.py"},
-    "transformers": {"pretrained/family.py", "pretrained/source.py"},
+    "transformers": {"pretrained/family.py", "pretrained/module_check.py", "pretrained/source.py"},
     "arviz": {"learning/fit/arviz_groups.py"},
     "anywidget": {"page/widget.py"},
     "traitlets": {"page/widget.py"},

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from bnet_transformer._core.naming import split_path, split_pattern
 from bnet_transformer._core.tokens import distinguish, name_columns
 from bnet_transformer.cli import inputs
 from bnet_transformer.cli.inputs import SentenceQuery, TextSource
@@ -322,6 +321,8 @@ def _read_pairs(query: SentenceQuery, *, is_ablated: bool) -> list[list[str]]:
 
 def _parse_cells(specs: tuple[str, ...]) -> str | list[str]:
     """Return `at=` of a sweep: a role or a path of roles as text; names and patterns (with an index) as a list."""
+    from bnet_transformer._core.naming import split_path, split_pattern
+
     has_index = any(split_pattern(end)[1] for spec in specs for end in split_path(spec))
     return list(specs) if has_index or len(specs) > 1 else specs[0] if specs else "x"
 

@@ -43,6 +43,8 @@ def list_group_names(outputs: Mapping[str, Sequence[NodeGroup]]) -> tuple[str, .
 
 def find_groups(network: Network, name: str) -> tuple[NodeGroup, ...]:
     """The node groups of a name whose nodes have the same axes: one group, or the groups of a role in all slices."""
+    if name in network.graph.by_name:  # torch.compile traces no parsing of names
+        return (network.graph.by_name[name],)
     matches = network.graph.match_groups(name, {})
     if not matches or any(i is not None for _, index in matches for i in index):
         return (network.graph.get_group(name),)

@@ -34,7 +34,8 @@ def check_selected(ground: GroundGraph, name: object) -> str | None:
     except BNetError as error:
         raise type(error)("selected", **{**error.parts, "actual": repr(name)}) from None
     (group, index), *more_groups = ground.template.match_groups(name, ground.word_counts)
-    if more_groups or not ground.template.has_all_indices(name, group) or index[-1] is None:
+    is_word_open = group.word_stack is not None and index[-1] is None
+    if more_groups or not ground.template.has_all_indices(name, group) or is_word_open:
         first = next(ground.iter_names(group))
         expected = "the name of a node, or stars for the indices of its plates"
         hint = f"A star cannot replace a word; try {first}"
