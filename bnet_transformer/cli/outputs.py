@@ -176,8 +176,10 @@ class TableOutput(Output):
         """Return the printed lines of a table: the rows with the largest absolute values in the column `by`."""
         if by is not None and not self.all_:
             table = table.sort_values(by, key=abs, ascending=False, kind="stable")
-        top = table if self.all_ else table.head(self.num_rows)
-        top = top.assign(**{name: distinguish(top[name]) for name in top if top[name].dtype == object})
+        top = (table if self.all_ else table.head(self.num_rows)).copy()
+        for name in top:
+            if top[name].dtype == object:  # of labels
+                top[name] = distinguish(top[name])
         hidden = len(table) - len(top)
         return [*format_table(top), *([f"... and {hidden} more (--all)"] if hidden else [])]
 
