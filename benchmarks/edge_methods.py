@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.naming import split_path
 from bnet_transformer.interventions.circuits.greedy import search_circuit
-from bnet_transformer.interventions.circuits.runs import CircuitRuns, split_name
+from bnet_transformer.interventions.circuits.runs import CircuitRuns
 
 SHARE = 0.01  # of the largest size of a score: the circuit of a method; of clean - corrupt: the threshold of a search
 MASK_SHARE = 0.5  # of the largest probability of a learned mask
@@ -135,7 +136,7 @@ def score_randomly(problem: Problem) -> Recovery:
 
 def score_by_size(problem: Problem) -> Recovery:
     """Score by the mean norm of the output of the writer times the norm of the weights of the reader."""
-    ends = {name: split_name(name) for name in problem.runs.edge_names}
+    ends = {name: split_path(name) for name in problem.runs.edge_names}
     scores = {name: problem.writer_sizes[w] * problem.reader_sizes[r] for name, (w, r) in ends.items()}
     return Recovery(scores, select_edges(scores), 1)
 

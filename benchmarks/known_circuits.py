@@ -53,9 +53,9 @@ from torch import Tensor
 import bnet_transformer as bt
 from benchmarks.edge_methods import BASELINE, BY_PAIRS, METHODS, RECOVERED, Problem, Recovery, Scores
 from benchmarks.report import describe_conditions
+from bnet_transformer._core.naming import split_path
 from bnet_transformer.interventions.circuits.curves import MIB_SHARES, measure_curves
 from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTests, run_tests
-from bnet_transformer.interventions.circuits.runs import split_name
 from bnet_transformer.interventions.edges.runner import build_edge_runner
 from bnet_transformer.programs.corpus import CORPUS, get_program
 
@@ -289,7 +289,7 @@ def format_missed(results: Mapping[str, ProgramResult]) -> list[str]:
         pairs = [(result.problem.truth, result.recoveries[method].circuit) for result in results.values()]
         cells = []
         for initials in channels.values():
-            edges = [(edge, c) for truth, c in pairs for edge in truth if split_name(edge)[1][0] in initials]
+            edges = [(edge, c) for truth, c in pairs for edge in truth if split_path(edge)[1][0] in initials]
             cells.append(f"{sum(edge not in circuit for edge, circuit in edges)} of {len(edges)}")
         named = (list_missed(results[name], [results[name].recoveries[method].circuit]) for name in shown)
         rows.append([method, *cells, *named])

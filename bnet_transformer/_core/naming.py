@@ -24,7 +24,7 @@ from bnet_transformer._core.memory import check_memory
 from bnet_transformer.errors import BNetError
 
 SLICE, WORD = "slice", "word"
-PATH_SEPARATOR = "->"
+ARROW = "->"
 EVERY_NODE = "*"
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -95,7 +95,16 @@ def split_path(text: str) -> list[str]:
     >>> split_path("v_0_0_1->a_0_0_3")
     ['v_0_0_1', 'a_0_0_3']
     """
-    return [name.strip() for name in text.split(PATH_SEPARATOR)]
+    return [name.strip() for name in text.split(ARROW)]
+
+
+def join_path(names: Iterable[str]) -> str:
+    """The name of an edge or a path.
+
+    >>> join_path(["v_0_0_1", "a_0_0_3"])
+    'v_0_0_1 -> a_0_0_3'
+    """
+    return f" {ARROW} ".join(names)
 
 
 def is_match(pattern: str, name: str) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.naming import WORD, join_name, split_path
+from bnet_transformer._core.naming import WORD, join_name, join_path, split_path
 from bnet_transformer.attention.tan import build_box_namer
 from bnet_transformer.bridges.networkx import ground_graph_to_networkx
 from bnet_transformer.declare import Network, NodeSpec
@@ -106,7 +106,7 @@ def _count_words_from_start(ground: GroundGraph, path: str) -> str:
     for step in split_path(path):
         counted = ((variant, count_from_start(ground, variant)) for variant in name_variants(step))
         steps.append(next((name for variant, name in counted if name != variant), step))
-    return " -> ".join(steps)
+    return join_path(steps)
 
 
 def _layout_first_fit(state: SentenceState, options: FigureOptions, views: Sequence[str]) -> Picture:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.arrays import BoolArray
-from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.naming import WORD, join_path, split_path
 from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
@@ -37,8 +37,6 @@ from bnet_transformer.interventions.circuits.runs import (
     CircuitParts,
     CircuitRuns,
     describe_node,
-    join_names,
-    split_name,
 )
 from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.interventions.sweeps.metric import Metric
@@ -133,10 +131,10 @@ class ArrowRuns(CircuitRuns):
         arrows, ground = self.arrows, self.arrows.ground
         masks = {index: mask[0] for index, mask in self.build_arrow_masks(retained.cpu().numpy()[None]).items()}
         edge_of = {
-            join_names((ground.name(source), ground.name(target))): None if edge < 0 else self.edge_names[edge]
+            join_path((ground.name(source), ground.name(target))): None if edge < 0 else self.edge_names[edge]
             for source, target, edge in iter_active_arrows(arrows, masks)
         }
-        names = dict.fromkeys(name for arrow in edge_of for name in split_name(arrow))
+        names = dict.fromkeys(name for arrow in edge_of for name in split_path(arrow))
         nodes = {name: _get_node_attributes(arrows, self.tokens, name) for name in names}
         return CircuitParts(edge_of, nodes, arrows.num_idle)
 

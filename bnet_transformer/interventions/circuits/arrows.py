@@ -15,7 +15,7 @@ import torch
 
 from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer._core.checks import check_choice, check_sequence
-from bnet_transformer._core.naming import SLICE, WORD
+from bnet_transformer._core.naming import SLICE, WORD, join_path, split_path
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, ancestors, descendants
 from bnet_transformer.graph.template_graph import EdgeTemplate
@@ -232,7 +232,7 @@ def _parse_candidates(ground: GroundGraph, candidates: object) -> set[tuple[int,
         known.setdefault(name, set()).add((edge.parent, edge.child))
     pairs: set[tuple[int, int]] = set()
     for pattern in patterns:
-        name = " -> ".join(part.strip() for part in pattern.split("->"))
+        name = join_path(split_path(pattern))
         if name not in known:
             raise unknown_name_error("arrow of candidates", pattern, known)
         pairs |= known[name]

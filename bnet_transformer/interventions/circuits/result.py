@@ -16,12 +16,13 @@ from torch import Tensor
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int, check_seed
 from bnet_transformer._core.memory import translate_memory_errors
+from bnet_transformer._core.naming import join_path, split_path
 from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTests, run_tests
 from bnet_transformer.interventions.circuits.mib import write_mib
 from bnet_transformer.interventions.circuits.pairs import CircuitPairs, is_same_network
-from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, build_mask, join_names, split_name
+from bnet_transformer.interventions.circuits.runs import INPUT, CircuitRuns, build_mask
 from bnet_transformer.interventions.edges.chain_arrows import iter_chain_arrows
 from bnet_transformer.interventions.edges.structure import EDGES
 from bnet_transformer.interventions.sweeps.edge_cells import build_structure
@@ -127,7 +128,7 @@ class Circuit(ComparableResult):
         graph = nx.DiGraph()
         graph.add_nodes_from((name, dict(about)) for name, about in self.nodes.items())
         for arrow in self.arrows:
-            edge, (source, target) = self.edge_of[arrow], split_name(arrow)
+            edge, (source, target) = self.edge_of[arrow], split_path(arrow)
             effect = None if edge is None else self.effects.get(edge)
             graph.add_edge(source, target, role=self.nodes[source]["role"], effect=effect, edge=edge)
         return graph
@@ -236,7 +237,7 @@ class Circuit(ComparableResult):
         """The marks of the nodes and arrows of the circuit, for `draw(highlight=)`."""
         graph = self._ground_graph
         parts = {name: INPUT if about.get("part") == INPUT else MARKED for name, about in graph.nodes.items()}
-        return parts | dict.fromkeys((join_names(arrow) for arrow in graph.edges), MARKED)
+        return parts | dict.fromkeys((join_path(arrow) for arrow in graph.edges), MARKED)
 
     def project_marks(self, names: Collection[str]) -> dict[str, str]:
         """The marks of the circuit in a view that draws other nodes: node groups, or the states of words.
@@ -261,7 +262,7 @@ class Circuit(ComparableResult):
             while pending:  # nodes without a counterpart in the view are contracted
                 for target in graph.successors(pending.pop()):
                     if ends[target] is not None:
-                        arrows.add(join_names([str(ends[start]), str(ends[target])]))
+                        arrows.add(join_path([str(ends[start]), str(ends[target])]))
                     elif target not in reached:
                         reached.add(target)
                         pending.append(target)

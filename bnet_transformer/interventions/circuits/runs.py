@@ -14,11 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.naming import WORD, format_label, match_names, split_path
+from bnet_transformer._core.naming import WORD, format_label, join_path, match_names, split_path
 from bnet_transformer.errors import unknown_name_error
 from bnet_transformer.graph import NodeGroup
 
-ARROW_SEPARATOR = " -> "
 INPUT, OUTCOME, BETWEEN = "differs", "outcome", "between"  # the part of a node in a circuit
 
 
@@ -68,7 +67,7 @@ class CircuitRuns(Protocol):
     @property
     def edge_groups(self) -> tuple[tuple[int, ...], ...]:
         """The edges that a search tests together, groups in topological order: by default those into one target."""
-        targets = enumerate(name.split(ARROW_SEPARATOR)[-1] for name in self.edge_names)
+        targets = enumerate(split_path(name)[-1] for name in self.edge_names)
         return tuple(tuple(k for k, _ in edges) for _, edges in groupby(targets, key=lambda item: item[1]))
 
     def count_from_start(self, name: str) -> str:
@@ -87,7 +86,7 @@ class CircuitRuns(Protocol):
     def trace(self, retained: Tensor) -> CircuitParts:
         """The arrows and nodes of a circuit, for its graph and for figures: by default the edges and their ends."""
         names = [name for name, is_retained in zip(self.edge_names, retained.tolist(), strict=True) if is_retained]
-        ends = dict.fromkeys(end for name in names for end in split_name(name))
+        ends = dict.fromkeys(end for name in names for end in split_path(name))
         nodes = {end: {"role": end.split("_")[0], "label": end, "part": BETWEEN} for end in ends}
         return CircuitParts({name: name for name in names}, nodes, 0)
 
@@ -104,7 +103,7 @@ def match_edges(patterns: Iterable[str], runs: CircuitRuns) -> tuple[str, ...]:
     """
     known, names = dict.fromkeys(runs.edge_names), dict[str, None]()
     for pattern in patterns:
-        name = ARROW_SEPARATOR.join(map(runs.count_from_start, split_path(pattern)))
+        name = join_path(map(runs.count_from_start, split_path(pattern)))
         matches = [name] if name in known else match_names(name, known)
         if not matches:
             runs.check_edge(name)
@@ -117,17 +116,6 @@ def build_mask(runs: CircuitRuns, names: Iterable[str]) -> Tensor:
     """The mask of the named edges, `[edge]`; names without a column are omitted."""
     included = set(names)
     return torch.tensor([name in included for name in runs.edge_names], dtype=torch.bool)
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """The names of both ends of an edge."""
-    source, target = name.split(ARROW_SEPARATOR)
-    return source, target
-
-
-def join_names(ends: Sequence[str]) -> str:
-    """The name of the edge between two nodes."""
-    return ARROW_SEPARATOR.join(ends)
 
 
 def describe_node(

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import BoolArray
 from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.naming import join_path, split_path
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.interventions.circuits.arrow_runs import run_with_cells
@@ -24,8 +25,6 @@ from bnet_transformer.interventions.circuits.runs import (
     CircuitParts,
     CircuitRuns,
     describe_node,
-    join_names,
-    split_name,
 )
 from bnet_transformer.interventions.edges.masked_run import MaskedRun, Outcomes
 from bnet_transformer.interventions.edges.pruning import find_blocked_edges
@@ -134,7 +133,7 @@ class EdgeRunner(CircuitRuns):
             u, v = int(table.reader_units[k]), int(table.writer_units[k])
             if (w, v) not in reached:
                 continue
-            writer_name, reader_name = split_name(table.names[k])
+            writer_name, reader_name = split_path(table.names[k])
             edge_of[table.names[k]] = table.names[k]
             reader, kind = structure.reader_groups[r], structure.writer_groups[w].kind
             nodes.setdefault(
@@ -147,7 +146,7 @@ class EdgeRunner(CircuitRuns):
                 name = structure.get_writer_names(fed[0])[fed[1]]
                 nodes.setdefault(name, self._describe(structure.writer_groups[fed[0]].spec, fed[1], BETWEEN))
                 if name != reader_name:
-                    edge_of[join_names((reader_name, name))] = None
+                    edge_of[join_path((reader_name, name))] = None
         return CircuitParts(edge_of, nodes, 0)
 
     def _describe(self, spec: NodeSpec, unit: int, part: str) -> dict[str, Any]:

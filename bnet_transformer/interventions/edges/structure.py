@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bnet_transformer._core.arrays import BoolArray, IntArray
-from bnet_transformer._core.naming import WORD, join_name
+from bnet_transformer._core.naming import ARROW, WORD, join_name, split_path
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import Attention
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 READOUT = "readout"
 EDGES = "edges"  # the value of `at` and `over` for edges from writers to readers
-ARROW = " -> "
 AlignedPlates = frozenset[str]
 WriterUnit = tuple[int, int]  # the number of the writer group, and the unit within it
 
@@ -280,7 +279,7 @@ class EdgeStructure:
         names: list[str] = []
         writer_names = [self.get_writer_names(w) for w in range(len(self.writer_groups))]
         for r, reader in enumerate(self.reader_groups):
-            ends = [f"{ARROW}{name}" for name in self.get_reader_names(r)]
+            ends = [f" {ARROW} {name}" for name in self.get_reader_names(r)]
             for w, aligned in reader.sources.items():
                 mask = self._build_unit_mask(reader.target, self.writer_groups[w].spec, aligned)
                 u, v = mask.nonzero()
@@ -330,7 +329,7 @@ class EdgeStructure:
         table = self.edges
         readers = [self.reader_groups[r] for r in table.readers.tolist()]
         writers = [self.writer_groups[w] for w in table.writers.tolist()]
-        ends = [name.split(ARROW) for name in table.names]
+        ends = [split_path(name) for name in table.names]
         return pd.DataFrame(
             {
                 "edge": list(table.names),

@@ -9,12 +9,11 @@ import numpy as np
 
 from bnet_transformer._core.arrays import IntArray
 from bnet_transformer._core.memory import check_memory
-from bnet_transformer._core.naming import SLICE, WORD, split_path
+from bnet_transformer._core.naming import SLICE, WORD, join_path, split_path
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import NodeGroup, find_family
 from bnet_transformer.graph.transformer_lens import unknown_node_error
 from bnet_transformer.interventions.sweeps.cell_spec import (
-    ARROW,
     READ,
     NodePath,
     PatchCells,
@@ -66,7 +65,7 @@ def build_arrow_cells(examples: Examples, at: str, over: object, *, is_strict: b
     for cells, (_, _, sources, targets) in zip(cell_ids, steps[0], strict=True):
         for cell_id, source, target in zip(cells.tolist(), sources.tolist(), targets.tolist(), strict=True):
             paths.append(NodePath(cell_id, (source, target)))
-            name = f"{model.ground.name(source)} {ARROW} {model.ground.name(target)}"
+            name = join_path(map(model.ground.name, (source, target)))
             names[cell_id] = _join_arrow_names(names.get(cell_id, name), name)
     parent, child = steps[0][0][:2]
     labels = label_positions(examples, positions, {WORD: child.word_stack, READ: parent.word_stack})
@@ -75,9 +74,9 @@ def build_arrow_cells(examples: Examples, at: str, over: object, *, is_strict: b
 
 def _join_arrow_names(first: str, second: str) -> str:
     """The common name of two arrows: a star for each index in which they differ."""
-    ends = zip(first.split(f" {ARROW} "), second.split(f" {ARROW} "), strict=True)
+    ends = zip(split_path(first), split_path(second), strict=True)
     parts = [zip(a.split("_"), b.split("_"), strict=True) for a, b in ends]
-    return f" {ARROW} ".join("_".join(a if a == b else "*" for a, b in indices) for indices in parts)
+    return join_path("_".join(a if a == b else "*" for a, b in indices) for indices in parts)
 
 
 def _find_role_arrows(model: GroundModel, parent_role: str, child_role: str, at: str) -> RoleArrows:
@@ -135,7 +134,7 @@ def _build_path_cells(model: GroundModel, at: str, steps: Sequence[RoleArrows]) 
     paths = [NodePath(k, nodes) for k, nodes in enumerate(chains)]
     if not paths:
         raise BNetError(f"at {at!r}: the ground graph has no path along these roles")
-    names = {r.cell: f" {ARROW} ".join(map(model.ground.name, r.nodes)) for r in paths}
+    names = {r.cell: join_path(map(model.ground.name, r.nodes)) for r in paths}
     positions = {"path": tuple(range(len(paths)))}
     return PatchCells(at, ("path",), positions, {"path": tuple(names.values())}, names, paths=tuple(paths))
 
@@ -187,11 +186,7 @@ def find_arrow_roles(model: GroundModel, *, is_real: bool = False) -> list[str]:
         has_value &= not (is_real and (is_index_valued(parent) or is_index_valued(child)))
         roles = parent.group.stem, child.group.stem
         arrows[roles] = arrows.get(roles, True) and has_value
-    return [
-        f" {ARROW} ".join(roles)
-        for roles, has_value in arrows.items()
-        if has_value and ground.count_arrows(roles=roles)
-    ]
+    return [join_path(roles) for roles, has_value in arrows.items() if has_value and ground.count_arrows(roles=roles)]
 
 
 def check_path_node(model: GroundModel, child: int) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_int
-from bnet_transformer._core.naming import WORD, count_word_from_start
+from bnet_transformer._core.naming import WORD, count_word_from_start, split_path
 from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
 from bnet_transformer._core.saved_results import stored_class
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -238,7 +238,7 @@ class CellResult(ComparableResult):
             if axis in ("cell", "path"):
                 continue
             if axis == "edge":
-                ends = [name.split(" -> ") for name in self.labels[axis]]
+                ends = [split_path(name) for name in self.labels[axis]]
                 for column, end in (("writer", 0), ("reader", 1)):
                     frame[column] = [ends[index[dim]][end] for index in indices]
                 continue

@@ -14,7 +14,7 @@ import numpy as np
 
 from bnet_transformer._core.arrays import BoolArray, IntArray
 from bnet_transformer._core.checks import check_sequence
-from bnet_transformer._core.naming import SLICE, WORD, split_pattern
+from bnet_transformer._core.naming import ARROW, SLICE, WORD, split_pattern
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
@@ -25,7 +25,6 @@ from bnet_transformer.interventions.sweeps.examples import Examples
 from bnet_transformer.reference import GroundModel
 
 READ = "read"
-ARROW = "->"
 HEAD = "head"
 
 

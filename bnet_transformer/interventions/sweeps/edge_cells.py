@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bnet_transformer._core.naming import WORD, match_names, split_path
+from bnet_transformer._core.naming import WORD, join_path, match_names, split_path
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.interventions.edges.cells import EdgeCells
 from bnet_transformer.interventions.edges.structure import EDGES, EdgeStructure, has_words
@@ -82,7 +82,7 @@ def build_edge_cells(
 def match_edges(structure: EdgeStructure, pattern: str) -> list[int]:
     """The numbers of the edges of a name or a pattern, `"a_0_* -> y"`; none if there are no such edges."""
     known = structure.edges.numbers
-    name = " -> ".join(split_path(pattern))
+    name = join_path(split_path(pattern))
     return [known[edge] for edge in ([name] if name in known else match_names(name, known))]
 
 

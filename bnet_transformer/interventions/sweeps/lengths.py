@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.naming import WORD, split_path
 from bnet_transformer.errors import BNetError
-from bnet_transformer.interventions.sweeps.cell_spec import ARROW, READ, PatchCells
+from bnet_transformer.interventions.sweeps.cell_spec import READ, PatchCells
 from bnet_transformer.interventions.sweeps.examples import get_sentence_state
 from bnet_transformer.interventions.sweeps.metric import split_metric
 from bnet_transformer.interventions.sweeps.request import SweepRequest, parse_request
@@ -101,8 +101,8 @@ def _check_cells(model: GroundModel, cells: PatchCells) -> None:
         if bool((counts < count).any()):
             actual = cells.names[int(pairs[0, int(counts.argmin())])]
     for path in cells.paths:
-        for name in cells.names[path.cell].split(ARROW):
-            parsed = model.ground.template.parse_name(name.strip(), model.ground.word_counts)
+        for name in split_path(cells.names[path.cell]):
+            parsed = model.ground.template.parse_name(name, model.ground.word_counts)
             actual = cells.names[path.cell] if parsed is not None and parsed[0].word_stack is not None else actual
     if actual:
         raise BNetError("at", expected=expected, actual=actual, hint=hint)

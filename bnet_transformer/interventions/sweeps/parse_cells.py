@@ -13,7 +13,7 @@ from contextlib import suppress
 import numpy as np
 
 from bnet_transformer._core.checks import check_sequence
-from bnet_transformer._core.naming import split_path
+from bnet_transformer._core.naming import ARROW, join_path, split_path
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import NodeGroup, count_from_start, find_family
 from bnet_transformer.interventions.edges.cells import EdgeCells, join_edge_cells
@@ -26,7 +26,6 @@ from bnet_transformer.interventions.sweeps.arrow_cells import (
 )
 from bnet_transformer.interventions.sweeps.cell_result import CellGrid
 from bnet_transformer.interventions.sweeps.cell_spec import (
-    ARROW,
     NodePath,
     PatchCells,
     PatchSites,
@@ -157,8 +156,10 @@ def _build_list_cells(
 
 def _is_edge_item(model: GroundModel, item: str, find_edges: Callable[[], EdgeStructure]) -> bool:
     """True for `"edges"`, and for a name or a pattern of edges that does not match arrows between nodes only."""
-    if _is_keyword(model, item, EDGES) or not _can_be_edge(model, item):
-        return _is_keyword(model, item, EDGES)
+    if _is_keyword(model, item, EDGES):
+        return True
+    if not _can_be_edge(model, item):
+        return False
     with suppress(BNetError):  # a net without edges, such as a recurrent one, can have these arrows
         if match_edges(find_edges(), item):
             return True
@@ -173,7 +174,7 @@ def _parse_item(examples: Examples, item: str, over: object) -> PatchCells:
     """The cells of one item of a list: those of a role, or one cell for names, patterns and paths."""
     if not _is_role(examples.model, item):
         ends = [count_from_start(examples.model.ground, end) for end in split_path(item)]
-        name = f" {ARROW} ".join(ends) if ends != split_path(item) else item
+        name = join_path(ends) if ends != split_path(item) else item
         return _build_pattern_cells(examples.model, [(name, [item])])
     build = build_arrow_cells if ARROW in item else build_role_cells
     return build(examples, item, over, is_strict=False)

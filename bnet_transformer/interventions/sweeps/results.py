@@ -13,6 +13,7 @@ from torch import Tensor
 
 from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
+from bnet_transformer._core.naming import split_path
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.sweeps.calibration import EstimateCalibration
 from bnet_transformer.interventions.sweeps.cell_result import CellResult
@@ -141,7 +142,7 @@ class Sweep(CellResult):
         strongest = [(name, f"{effect:+.2g}") for name, effect in self.top() if effect != 0]
         if "edge" not in self.axes:
             return dict(strongest)
-        ends = [(end.split("<")[0], label) for name, label in strongest for end in name.split(" -> ")]
+        ends = [(end.split("<")[0], label) for name, label in strongest for end in split_path(name)]
         return {f"{end}_*": label for end, label in reversed(ends)}
 
     def _get_effects(self) -> dict[str, Tensor]:
