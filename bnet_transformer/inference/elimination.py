@@ -215,10 +215,6 @@ def _find_paths_of_group(execution: ExecutionState, tables: list[Tensor], index:
     if not tables:  # one state
         return torch.zeros(math.prod(shape), dtype=torch.long), 0.0
     unary, pair, batch_shape = _arrange_chain(execution, tables, [index])
-    if index in layout.backward:
-        unary, pair = torch.cat([unary[:-1], unary[-1:] + pair[-1:, :, 0]]), pair[:-1].mT
-    else:
-        unary, pair = torch.cat([unary[:1] + pair[:1, :, 0], unary[1:]]), pair[1:]
     unary, pair = (table.where(table > LOG_ZERO / 2, -math.inf).cpu() for table in (unary, pair))
     pairs = pair.expand(-1, unary.shape[1], -1, -1)
     paths = [most_probable_path(unary[:, k].numpy(), pairs[:, k].numpy()) for k in range(unary.shape[1])]
@@ -482,12 +478,8 @@ def _sum_out_chains(
 
 def _sum_out_chain(execution: ExecutionState, tables: list[Tensor], chain: list[int]) -> Tensor:
     """The log of the sum over all joint states of one chain, with a word dim of size 1."""
-    layout, (unary, pair, shape) = execution.layout, _arrange_chain(execution, tables, chain)
-    if chain[0] in layout.backward:
-        unary, pair = unary.flip(0), pair.flip(0)
-    # The first word has no neighbour: its row of the pair table is the same for each state of the neighbour.
-    unary = torch.cat([unary[:1] + pair[:1, :, 0], unary[1:]])
-    return chain_log_partition(unary, pair[1:]).reshape(shape)
+    unary, pair, shape = _arrange_chain(execution, tables, chain)
+    return chain_log_partition(unary, pair).reshape(shape)
 
 
 def _arrange_chain(
@@ -496,8 +488,8 @@ def _arrange_chain(
     """The tables of one chain, added and flat in its batch dims and in its joint states.
 
     Returns:
-        The tables of one word, `[word, batch, state]`; those of two neighbouring words, `[word, batch or 1, state of
-        the neighbour, state]`; and the shape of the batch in the layout.
+        The tables of one word, `[word, batch, state]`; those of each word after the first and the word before it,
+        `[word - 1, batch or 1, state of the word before, state]`; and the shape of the batch in the layout.
     """
     layout, states = execution.layout, [execution.count_states(i) for i in chain]
     dims, neighbour_dims = [layout.enumerated.index(i) for i in chain], [layout.neighbour_dim(i) for i in chain]
@@ -521,6 +513,13 @@ def _arrange_chain(
 
     flat_unary = arrange(unary, dims).expand(-1, math.prod(shape[dim] for dim in batch), -1)
     flat_pair = arrange(pair, [*neighbour_dims, *dims]).unflatten(-1, (math.prod(states), -1))
+    # The word at the end has no neighbour: its row of the pair table is the same for each state of the neighbour.
+    if chain[0] in layout.backward:
+        flat_unary = torch.cat([flat_unary[:-1], flat_unary[-1:] + flat_pair[-1:, :, 0]])
+        flat_pair = flat_pair[:-1].mT
+    else:
+        flat_unary = torch.cat([flat_unary[:1] + flat_pair[:1, :, 0], flat_unary[1:]])
+        flat_pair = flat_pair[1:]
     return flat_unary, flat_pair, [shape[dim] if dim in batch else 1 for dim in range(layout.rank)]
 
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from operator import itemgetter
 from typing import TypeVar
 
 import torch
@@ -461,13 +460,13 @@ class NodeEvaluator:
         if bool(table.isnan().any()):
             fallback()
             raise BNetError(query.spec.group.name, expected="numbers", actual="NaN")
-        return table if route.algorithm == "compiled" else self._insert_single_states(query, table)
+        return table
 
     def _compute_enumerated(self, query: NodeQuery) -> Tensor:
         """A table in every joint state of the shared latent choices, as one batch: `[*states, ...]`.
 
         Choices of single words are not part of the batch; each of them has a dim. Shared choices of a single state
-        have none, because a tensor has a limited number of dims.
+        have none if the table would have more dims than a tensor can have.
         """
         model, (shared, local) = self.model, query.shared_and_local_choices
         reference.check_joint_states(model, shared, BUDGET)
@@ -477,23 +476,14 @@ class NodeEvaluator:
         for chunk in iter_chunks(model, len(states), [query.spec.group.index]):
             evaluator = self.with_batched_states(dict(zip(shared, states[chunk].unbind(1), strict=True)), module)
             parts.append(evaluator._get_entry(replace(query, evaluator=evaluator)))
-        varying = [choice for choice in shared if model.count_states(choice) > 1]
-        table: Tensor = torch.cat(parts, len(local))
-        table = table.unflatten(len(local), [model.count_states(choice) for choice in varying] or [1])
-        table = table if varying else table.squeeze(len(local))
-        order = [*local, *(model.ground.group_of(choice).index for choice in varying)]
+        table, start = torch.cat(parts, len(local)), len(local)
+        if table.dim() - 1 + len(shared) > MAX_DIMS:
+            shared = [choice for choice in shared if model.count_states(choice) > 1]
+        sizes = [model.count_states(choice) for choice in shared]
+        table = table.reshape(*table.shape[:start], *sizes, *table.shape[start + 1 :])
+        order = [*local, *(model.ground.group_of(choice).index for choice in shared)]
         dims = sorted(range(len(order)), key=order.__getitem__)
         return table.permute(*dims, *range(len(order), table.dim()))
-
-    def _insert_single_states(self, query: NodeQuery, table: Tensor) -> Tensor:
-        """The table of `_compute_enumerated` with a dim for each shared choice of a single state, if they fit."""
-        shared, local = query.shared_and_local_choices
-        is_single = [(group, False) for group in local]
-        is_single += [(self.model.ground.group_of(c).index, self.model.count_states(c) == 1) for c in shared]
-        inserted = [k for k, (_, single) in enumerate(sorted(is_single, key=itemgetter(0))) if single]
-        for k in inserted if table.dim() + len(inserted) <= MAX_DIMS else ():
-            table = table.unsqueeze(k)
-        return table
 
     def _get_ancestral_set(self, *specs: NodeSpec) -> set[int]:
         """The ancestors of some groups, and the groups themselves."""
