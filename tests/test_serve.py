@@ -681,6 +681,14 @@ def receive_status(connection):
     return int(connection.recv(64).split()[1])
 
 
+def request_status(url):
+    """The status of the answer to a valid request on a new connection."""
+    connection, port = connect(url)
+    with connection:
+        connection.sendall(build_request(url, port, BODY))
+        return receive_status(connection)
+
+
 def read_memory():
     """The resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -723,10 +731,7 @@ def test_a_request_that_does_not_arrive_in_time_ends_its_connection(caplog):
         with connection:
             connection.sendall(build_request(url, port, b"", 5000))
             send_bytes(connection, b"x" * 5000)
-        connection, port = connect(url)
-        with connection:
-            connection.sendall(build_request(url, port, BODY))
-            assert receive_status(connection) == 200
+        assert request_status(url) == 200
 
 
 def test_the_computation_of_an_answer_may_take_longer_than_its_transfer():
@@ -735,10 +740,7 @@ def test_the_computation_of_an_answer_may_take_longer_than_its_transfer():
         return build_decoder()
 
     with run_live_server({"decoder": load}, Limits(transfer_seconds=0.1)) as url:
-        connection, port = connect(url)
-        with connection:
-            connection.sendall(build_request(url, port, BODY))
-            assert receive_status(connection) == 200
+        assert request_status(url) == 200
 
 
 @pytest.mark.slow
@@ -778,10 +780,7 @@ def test_connections_above_the_limit_are_closed_and_the_others_are_answered():
             connection.sendall(build_request(url, port, BODY))
             assert receive_status(connection) == 200
             connection.close()
-        connection, port = connect(url)
-        with connection:
-            connection.sendall(build_request(url, port, BODY))
-            assert receive_status(connection) == 200
+        assert request_status(url) == 200
 
 
 @pytest.mark.slow
@@ -803,10 +802,7 @@ def test_a_body_of_a_gigabyte_and_dropped_connections_leave_the_server_running()
             connection, port = connect(url)
             connection.sendall(build_request(url, port, body, length))
             connection.close()
-        connection, port = connect(url)
-        with connection:
-            connection.sendall(build_request(url, port, BODY))
-            assert receive_status(connection) == 200
+        assert request_status(url) == 200
 
 
 @pytest.mark.slow

@@ -229,29 +229,27 @@ class Contributions(ContributionTable):
         """The parts by word: for heads the word that they read, for other writers their own word."""
         import pandas as pd
 
-        values = self.values
         columns = {}
         for kind in KINDS:
             index = [k for k, writer in enumerate(self.writers) if writer.kind == kind]
             if index:
-                columns[kind] = to_numpy(values[index].sum(0))
+                columns[kind] = to_numpy(self.values[index].sum(0))
         frame = pd.DataFrame(columns)
         frame.insert(0, "word", list(self.words))
-        frame["total"] = to_numpy(values.sum(0))
-        has_nodes_without_words = bool(values[:, -1].any())
+        frame["total"] = to_numpy(self.values.sum(0))
+        has_nodes_without_words = bool(self.values[:, -1].any())
         return frame if has_nodes_without_words else frame.iloc[:-1]
 
     def to_dataframe(self) -> pd.DataFrame:
         """A data frame with one row for each writer: its name, kind, node group, part, and its effect if computed."""
         import pandas as pd
 
-        parts = self.parts
         frame = pd.DataFrame(
             {
                 "writer": [writer.name for writer in self.writers],
                 "kind": [writer.kind for writer in self.writers],
                 "group": [writer.group for writer in self.writers],
-                "part": to_numpy(parts),
+                "part": to_numpy(self.parts),
             }
         )
         return frame if self.effects is None else frame.assign(effect=to_numpy(self.effects))
@@ -298,10 +296,9 @@ class PathContributions(ContributionTable):
     def _get_part_frame(self) -> pd.DataFrame:
         import pandas as pd
 
-        values = self.values
         names = [[writer.name for writer in axis] for axis in (self.heads, self.writers)]
         frame = pd.MultiIndex.from_product(names, names=["head", "writer"]).to_frame(index=False)
-        return frame[["writer", "head"]].assign(part=to_numpy(values.flatten()))
+        return frame[["writer", "head"]].assign(part=to_numpy(self.values.flatten()))
 
     @property
     def summary(self) -> str:
