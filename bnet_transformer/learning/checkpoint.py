@@ -127,7 +127,10 @@ def lock_checkpoints(checkpoints: Checkpoints | None, is_main_process: bool) -> 
 
 
 def write_checkpoint(path: Path, network: Network, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint. It replaces the previous one atomically."""
+    """Write a checkpoint. It replaces the previous one atomically.
+
+    Parameters of the net without a tensor `net/<name>` of the run have those of `network`.
+    """
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -135,7 +138,8 @@ def write_checkpoint(path: Path, network: Network, checkpoint: Checkpoint) -> No
         "step": checkpoint.step,
         "settings": dict(checkpoint.settings),
     }
-    tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in checkpoint.tensors.items()}
+    values = {f"net/{name}": value for name, value in network.parameters.items()} | dict(checkpoint.tensors)
+    tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in values.items()}
     tensors["losses"] = torch.tensor(checkpoint.losses, dtype=torch.float64)
     tensors["held_out"] = torch.tensor(checkpoint.held_out, dtype=torch.float64).reshape(-1, 2)
     write_tensors(path, header, tensors)

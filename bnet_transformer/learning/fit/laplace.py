@@ -149,9 +149,7 @@ def find_mode(problem: FitProblem, coordinates: Coordinates, restarts: int, seed
 
         def save(step: int, z: Tensor) -> None:
             if loop.checkpoints is not None and is_finished:  # an interrupted search resumes from its own checkpoint
-                tensors = {f"net/{name}": value for name, value in network.parameters.items()}
-                tensors |= {"mode/z": z, "mode/ends": ends}
-                state = checkpoint.Checkpoint(step, tensors, (), (), problem.settings)
+                state = checkpoint.Checkpoint(step, {"mode/z": z, "mode/ends": ends}, (), (), problem.settings)
                 checkpoint.write_checkpoint(loop.checkpoints.create_path(), network, state)
 
         if state is None:

@@ -145,8 +145,7 @@ class NUTSChain:
         """Write the checkpoint of the chain. The current kernel must be new."""
         if self.loop.checkpoints is None:
             return
-        tensors = {f"net/{name}": value for name, value in self.network.parameters.items()}
-        tensors |= {f"rng/{k}": state for k, state in enumerate(self.rng_state)}
+        tensors = {f"rng/{k}": state for k, state in enumerate(self.rng_state)}
         tensors |= {f"samples/{k}": torch.stack([draw[k] for draw in self.samples]) for k in (self.samples or [{}])[0]}
         tensors["chain/statistics"] = torch.tensor(self.statistics, dtype=torch.float64).reshape(-1, len(STATISTICS))
         tensors["chain/step_size"] = torch.tensor(float(self.kernel.step_size), dtype=torch.float64)
