@@ -24,8 +24,8 @@ from bnet_transformer.attention.heads.gate_posterior import (
     sample_rho,
 )
 from bnet_transformer.attention.heads.gated_runs import GatedRuns
-from bnet_transformer.attention.heads.head_tables import MAX_RHAT
 
+MAX_RHAT = 1.1  # above it, the chains of a head disagree: neither its interval nor the error of its mean is given
 NUM_FREE = 8  # chains in which no share is fixed
 NUM_GROUPS = 4  # groups of these chains; the error of a Bayes factor is estimated from their spread
 GIBBS_WARMUP_FRACTION = 1 / 4  # fraction of the sweeps in which the power of the likelihood rises to 1

@@ -17,6 +17,7 @@ from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_float
 from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues, digest_words
 from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer.attention.heads.gibbs_posterior import MAX_RHAT
 from bnet_transformer.data import Batch
 from bnet_transformer.data.word_encoder import word_encoder
 from bnet_transformer.declare import Network
@@ -25,7 +26,6 @@ from bnet_transformer.errors import BNetError, unknown_name_error
 if TYPE_CHECKING:
     import pandas as pd
 
-MAX_RHAT = 1.1  # above it, the chains of a head disagree: neither its interval nor the error of its mean is given
 MEASURES = ("log Bayes factor", "gradient importance", "ablation")
 
 
