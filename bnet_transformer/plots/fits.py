@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from bnet_transformer._core.arrays import BoolArray, to_numpy
+from bnet_transformer._core.arrays import BoolArray, FloatArray, to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
@@ -19,7 +19,7 @@ from bnet_transformer.learning.training.loop import Trained
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, count_columns, draw_heat_map, draw_heat_maps, frame_cell
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
-from bnet_transformer.plots.numbers import FloatArray, format_digits
+from bnet_transformer.plots.numbers import format_digits
 
 MIN_PANEL_WIDTH = 1.9  # inches of a panel with axes
 FIT_VIEWS = ("pi", "theta", "history")

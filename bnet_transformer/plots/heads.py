@@ -16,7 +16,7 @@ from matplotlib.colors import Normalize, SymLogNorm, to_rgb
 from matplotlib.patches import Patch, Rectangle
 from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
 
-from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.arrays import FloatArray, to_numpy
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer.attention.heads.head_attention import OTHER
 from bnet_transformer.attention.heads.head_roles import Roles
@@ -33,7 +33,7 @@ from bnet_transformer.plots.heat_maps import (
     tick_label_width,
 )
 from bnet_transformer.plots.labelled_arrays import to_float_array
-from bnet_transformer.plots.numbers import FloatArray, format_digits
+from bnet_transformer.plots.numbers import format_digits
 
 MEASURES = {  # for each measure: the label of its scale, the title, and the attribute with its errors
     "rho": ("share of sentences, rho", "Inclusion of heads", None),

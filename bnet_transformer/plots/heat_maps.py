@@ -13,6 +13,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 
+from bnet_transformer._core.arrays import FloatArray
 from bnet_transformer.errors import BudgetError
 from bnet_transformer.figures.fonts import text_width
 from bnet_transformer.figures.labels import format_token
@@ -25,7 +26,7 @@ from bnet_transformer.plots.canvas import (
     Canvas,
     make_norm,
 )
-from bnet_transformer.plots.numbers import FloatArray, choose_unit, format_digits, format_number
+from bnet_transformer.plots.numbers import choose_unit, format_digits, format_number
 from bnet_transformer.plots.saved_figure import SHARED_LABEL_HEIGHT
 
 MAX_PANELS = 256

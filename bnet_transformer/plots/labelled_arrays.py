@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from bnet_transformer._core.arrays import copy_to_tensor, to_numpy
+from bnet_transformer._core.arrays import FloatArray, copy_to_tensor, to_numpy
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_names
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.errors import BNetError
@@ -25,7 +25,7 @@ from bnet_transformer.plots.heat_maps import (
     probability_limits,
     tick_label_width,
 )
-from bnet_transformer.plots.numbers import FloatArray, choose_unit, format_digits, format_number
+from bnet_transformer.plots.numbers import choose_unit, format_digits, format_number
 
 MAX_UPRIGHT_BARS = 16  # with more bars than this, bars are horizontal
 MAX_BAR_NUMBERS = 60  # more bars have no numbers

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.arrays import FloatArray, to_numpy
 from bnet_transformer._core.checks import check_choice
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.fonts import text_width
@@ -17,7 +17,6 @@ from bnet_transformer.figures.labels import format_token
 from bnet_transformer.inference.selection import parse_words
 from bnet_transformer.plots.canvas import MAX_LABEL_LENGTH, SMALL_FONT_SIZE, Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_cells, shared_limits, tick_label_width
-from bnet_transformer.plots.numbers import FloatArray
 from bnet_transformer.plots.special_words import select_words
 from bnet_transformer.residual_stream import Lens, TunedLens
 

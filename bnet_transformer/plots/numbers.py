@@ -6,9 +6,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.ticker import Formatter
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from bnet_transformer._core.arrays import FloatArray
 
 MIN_UNSCALED, MAX_UNSCALED = 0.01, 1e5  # if the largest number is outside this range, a power of ten is a common factor
 MAX_POWER = 15

@@ -15,7 +15,7 @@ from matplotlib.path import Path as Outline
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.arrays import FloatArray, to_numpy
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer.attention import Reads
 from bnet_transformer.errors import BNetError
@@ -24,7 +24,7 @@ from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.size import MIN_FONT_SIZE
 from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, draw_heat_map, probability_limits, tick_label_width
-from bnet_transformer.plots.numbers import FloatArray, format_digits
+from bnet_transformer.plots.numbers import format_digits
 from bnet_transformer.plots.special_words import select_words
 
 ROLLOUT_VIEWS = ("matrix", "flow", "entropy")

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from bnet_transformer._core.arrays import FloatArray
 from bnet_transformer._core.checks import check_choice
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.special_tokens import describe_omission
 from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.numbers import FloatArray
 
 
 def select_words(

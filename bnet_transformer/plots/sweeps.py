@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.arrays import FloatArray, to_numpy
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.errors import BNetError
@@ -18,7 +18,7 @@ from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Media
 from bnet_transformer.plots.canvas import Canvas
 from bnet_transformer.plots.heat_maps import HeatMapData, count_columns, draw_heat_map, draw_heat_maps, tick_label_width
 from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars, to_float_array
-from bnet_transformer.plots.numbers import FloatArray, format_digits
+from bnet_transformer.plots.numbers import format_digits
 from bnet_transformer.plots.special_words import select_words
 
 DEFAULT_CONFIDENCE = 0.95
