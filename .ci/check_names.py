@@ -35,7 +35,7 @@ ALLOWED = {
 # The same in one file: names of other libraries, public fields and commands.
 ALLOWED_IN = {
     "bnet_transformer/cli/questions.py": {"ask"},  # a command
-    "bnet_transformer/serve/connections.py": {"connection_made", "connection_lost"},  # methods of asyncio.Protocol
+    "bnet_transformer/serve/server.py": {"connection_made", "connection_lost"},  # methods of asyncio.Protocol
     "bnet_transformer/tpm/roots.py": {"wide"},  # a field of Patches, stored in saved nets
 }
 JAVASCRIPT = frozenset(("forEach", "some"))  # methods of JavaScript's arrays

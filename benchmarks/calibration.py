@@ -31,7 +31,7 @@ from torch import Tensor
 import bnet_transformer as bt
 from bnet_transformer.inference import Evidence, posterior
 from bnet_transformer.learning.calibration import Calibration
-from bnet_transformer.learning.fit.problem import Method
+from bnet_transformer.learning.fit.objective import Method
 from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "calibration.md"

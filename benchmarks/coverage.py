@@ -27,7 +27,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer.learning.fit.comparison import count_overlap, match_heads
-from bnet_transformer.learning.fit.problem import Method
+from bnet_transformer.learning.fit.objective import Method
 from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "coverage.md"

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.naming import split_path
-from bnet_transformer.interventions.circuits.greedy import search_circuit
-from bnet_transformer.interventions.circuits.runs import CircuitRuns
+from bnet_transformer.interventions.acdc import search_circuit
+from bnet_transformer.interventions.circuit_runs import CircuitRuns
 
 SHARE = 0.01  # of the largest size of a score: the circuit of a method; of clean - corrupt: the threshold of a search
 MASK_SHARE = 0.5  # of the largest probability of a learned mask

@@ -19,10 +19,10 @@ from benchmarks.head_recovery import LEVELS, SPREAD, TOLERANCE, World, fit_from_
 from benchmarks.limits import measure_limit
 from benchmarks.mixtures import use_one_thread
 from bnet_transformer.data import Batch, read_batch
-from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
-from bnet_transformer.learning.fit.restarts import AdamOptimizer, RestartOptimizer
-from bnet_transformer.learning.fit.second_order import SecondOrderOptimizer
+from bnet_transformer.data.batch import infer_fit_task
+from bnet_transformer.learning.fit.adam import AdamOptimizer, RestartOptimizer
+from bnet_transformer.learning.fit.em import SecondOrderOptimizer
+from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.tpm import Normal
 
 RESTARTS, SENTENCES = 16, 256

@@ -76,8 +76,8 @@ def create_jobs(heads: int) -> tuple[Callable[[], object], Callable[[], object]]
     import torch
 
     import bnet_transformer as bt
-    from bnet_transformer.attention.heads.gate_posterior import gate_settings
-    from bnet_transformer.attention.heads.head_inclusion import create_runs
+    from bnet_transformer.attention.gates import gate_settings
+    from bnet_transformer.attention.inclusion import create_runs
 
     net = bt.encoder(dim=48, heads=heads, slices=2, vocabulary=50, positions="sinusoidal", dropout=0.0)
     ids = list(torch.randint(50, (16, 8), generator=torch.Generator().manual_seed(heads)))
@@ -130,7 +130,7 @@ def _load_transformers() -> tuple[Any, Any]:
 def _create_runs(sentences: list[str]) -> Any:
     """Return the gated runs of MiniLM on sentences."""
     import bnet_transformer as bt
-    from bnet_transformer.attention.heads.head_inclusion import create_runs
+    from bnet_transformer.attention.inclusion import create_runs
 
     return create_runs(bt.from_pretrained("minilm").network, sentences)
 
@@ -139,7 +139,7 @@ def _measure_peak(subject: str) -> float:
     """Return the peak memory of a process that runs this code."""
     import torch
 
-    from bnet_transformer.attention.heads.gate_posterior import gate_settings, relaxed_gate_posterior
+    from bnet_transformer.attention.gates import gate_settings, relaxed_gate_posterior
 
     runs = _create_runs(read_sentences(64 if subject == "svi" else 4))
     if subject == "exact":

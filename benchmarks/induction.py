@@ -27,7 +27,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from benchmarks.harness import Figure, figure, measure_peak, time_calls
-from bnet_transformer.interventions.circuits import Circuit, FaithfulnessWarning
+from bnet_transformer.interventions.circuit import Circuit, FaithfulnessWarning
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
 VOCABULARY, WORDS, START = 16, 12, 0

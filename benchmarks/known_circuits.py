@@ -54,9 +54,9 @@ import bnet_transformer as bt
 from benchmarks.edge_methods import BASELINE, BY_PAIRS, METHODS, RECOVERED, Problem, Recovery, Scores
 from benchmarks.report import describe_conditions
 from bnet_transformer._core.naming import split_path
-from bnet_transformer.interventions.circuits.curves import MIB_SHARES, measure_curves
-from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTests, run_tests
-from bnet_transformer.interventions.edges.runner import build_edge_runner
+from bnet_transformer.interventions.circuit import CircuitTests, run_tests
+from bnet_transformer.interventions.curves import MIB_SHARES, measure_curves
+from bnet_transformer.interventions.edge_runs import build_edge_runner
 from bnet_transformer.programs.corpus import CORPUS, get_program
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "known_circuits.md"

@@ -45,7 +45,7 @@ class Study:
     @cached_property
     def runner(self) -> Any:
         """The runner of circuits of edges."""
-        from bnet_transformer.interventions.edges.runner import build_edge_runner
+        from bnet_transformer.interventions.edge_runs import build_edge_runner
 
         return build_edge_runner(*self.pair, self.options["metric"])
 

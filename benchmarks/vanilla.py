@@ -13,9 +13,8 @@ from benchmarks.harness import Figure, figure, ratios, time_calls
 from benchmarks.limits import measure_limit
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer.data import Batch, Evidence
-from bnet_transformer.data.task import infer_trainable_task
-from bnet_transformer.learning.training.configs import TrainConfig
-from bnet_transformer.learning.training.trainer import Trainer
+from bnet_transformer.data.batch import infer_trainable_task
+from bnet_transformer.learning.training import TrainConfig, Trainer
 
 DIM, HEADS, SLICES, VOCABULARY, BATCH, WORDS, NEW = 256, 8, 3, 1000, 16, 32, 32
 

@@ -12,9 +12,9 @@ The packages, in the order in which data flows. A TPM is the conditional distrib
   ground graph, d-separation);
 - `data`: text, ids or vectors -> an encoded sentence -> batches and data sets;
 - `reference`: the semantics, node by node; `compiler`: the same as batched tensor operations; `equations`, `cost`;
-- `inference`: a query about a sentence -> the algorithm (`routing`) -> values, posteriors, samples;
+- `inference`: a query about a sentence -> the algorithm (`plan`) -> values, posteriors, samples;
 - `interventions` (sweeps, circuits, counterfactuals), `attention` (rollout, TANs, heads), `residual_stream` (the lens),
-  `learning` (fits, training);
+  `generation` (new words, steering, forecasts), `learning` (fits, training);
 - `bridges` (networkx, pgmpy, Pyro), `figures`, `plots`, `page`, and `drawing`, which writes figures to files;
 - `sentence` and `bnet`: the classes `Sentence` and `BNet`; `models`, `programs` and `pretrained` create nets; `cli` is
   the command line.
@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bnet_transformer import models as models, programs as programs, tpm as tpm
     from bnet_transformer._core.naming import Reach as Reach
-    from bnet_transformer.attention.heads import inclusion as inclusion, roles as roles
+    from bnet_transformer.attention.inclusion import inclusion as inclusion
+    from bnet_transformer.attention.roles import roles as roles
     from bnet_transformer.bnet import BNet as BNet, from_pgmpy as from_pgmpy, load as load, read_bif as read_bif
     from bnet_transformer.declare import (
         Arrow as Arrow,
@@ -49,8 +50,9 @@ if TYPE_CHECKING:
         UnsupportedError as UnsupportedError,
     )
     from bnet_transformer.explanation import explain as explain
-    from bnet_transformer.interventions.circuits import circuit as circuit, faithfulness_curves as faithfulness_curves
-    from bnet_transformer.interventions.sweeps import mediation as mediation, sweep as sweep
+    from bnet_transformer.interventions.circuit import circuit as circuit
+    from bnet_transformer.interventions.curves import faithfulness_curves as faithfulness_curves
+    from bnet_transformer.interventions.sweep import mediation as mediation, sweep as sweep
     from bnet_transformer.learning.calibration import calibrate as calibrate
     from bnet_transformer.learning.checkpoint import Checkpoints as Checkpoints
     from bnet_transformer.learning.fit import (
@@ -71,15 +73,16 @@ if TYPE_CHECKING:
         train as train,
     )
     from bnet_transformer.models.bayesuvius import bayesuvius as bayesuvius
-    from bnet_transformer.models.decoder import decoder as decoder
-    from bnet_transformer.models.encoder import encoder as encoder
-    from bnet_transformer.models.encoder_decoder import encoder_decoder as encoder_decoder
-    from bnet_transformer.models.geometric import geometric as geometric
+    from bnet_transformer.models.geometric import geometric as geometric, volume_preserving as volume_preserving
     from bnet_transformer.models.recurrent import recurrent as recurrent
-    from bnet_transformer.models.volume_preserving import volume_preserving as volume_preserving
+    from bnet_transformer.models.transformer import (
+        decoder as decoder,
+        encoder as encoder,
+        encoder_decoder as encoder_decoder,
+    )
     from bnet_transformer.plots.registry import plot as plot
     from bnet_transformer.pretrained import from_pretrained as from_pretrained
-    from bnet_transformer.pretrained.geometric_file import load_geometric as load_geometric
+    from bnet_transformer.pretrained.geometric import load_geometric as load_geometric
     from bnet_transformer.residual_stream import fit_lens as fit_lens
     from bnet_transformer.sentence import Sentence as Sentence
 
@@ -88,13 +91,15 @@ __version__ = "0.1.0"
 _EXPORTS = {  # the public names of each module
     "": "models programs tpm",
     "_core.naming": "Reach",
-    "attention.heads": "inclusion roles",
+    "attention.inclusion": "inclusion",
+    "attention.roles": "roles",
     "bnet": "BNet from_pgmpy load read_bif",
     "declare": "Arrow Declaration Node Plate Stack",
     "errors": "BNetError BudgetError DeclarationError EvidenceError FileError UnknownNameError UnsupportedError",
     "explanation": "explain",
-    "interventions.circuits": "circuit faithfulness_curves",
-    "interventions.sweeps": "mediation sweep",
+    "interventions.circuit": "circuit",
+    "interventions.curves": "faithfulness_curves",
+    "interventions.sweep": "mediation sweep",
     "learning.calibration": "calibrate",
     "learning.checkpoint": "Checkpoints",
     "learning.fit": "EM Fit Laplace MAP NUTS SVI compare fit fit_heads",
@@ -102,7 +107,7 @@ _EXPORTS = {  # the public names of each module
     "models": "bayesuvius decoder encoder encoder_decoder geometric recurrent volume_preserving",
     "plots.registry": "plot",
     "pretrained": "from_pretrained",
-    "pretrained.geometric_file": "load_geometric",
+    "pretrained.geometric": "load_geometric",
     "residual_stream": "fit_lens",
     "sentence": "Sentence",
 }

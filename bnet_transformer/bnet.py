@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bnet_transformer import drawing
 from bnet_transformer._core.checks import check_int, check_mapping, check_names, check_seed
-from bnet_transformer._core.memory import translate_memory_errors, translate_memory_errors_of_methods
-from bnet_transformer._core.saved_results import is_result, load_result, read_field_names, register_codec
+from bnet_transformer._core.process import translate_memory_errors, translate_memory_errors_of_methods
+from bnet_transformer._core.results import is_result, load_result, read_field_names, register_codec
 from bnet_transformer.attention.tan import CorpusTan, learn_tan_from_sentences
 from bnet_transformer.bridges.networkx import template_graph_to_networkx
 from bnet_transformer.bridges.pgmpy import Roles, bif_to_declaration, pgmpy_to_declaration
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from bnet_transformer.bridges.pyro import PyroModel
     from bnet_transformer.compiler import CompiledModule
     from bnet_transformer.cost import Cost
-    from bnet_transformer.learning.training import Generated
+    from bnet_transformer.generation.generate import Generated
 
 
 NET_DESCRIPTION = "a net, or a result that contains one, such as a fit"
@@ -252,7 +252,7 @@ class BNet(StructureQueries):
         >>> len(steered.words[0]), len(steered.log_probs[0])
         (3, 3)
         """
-        from bnet_transformer.learning.training import generate
+        from bnet_transformer.generation import generate
 
         return generate(self.network, prompt, **_check_options(options, generate))
 
@@ -288,7 +288,7 @@ class BNet(StructureQueries):
         has_inputs = any(spec.tpm.kind == "input" and spec.tpm.default is None for spec in self.network.specs)
         if not (has_inputs and self.network.graph.word_stacks):
             return self.sentence(words).sample(count, seed=seed)
-        from bnet_transformer.learning.training.sample_words import sample_words
+        from bnet_transformer.generation.generate import sample_words
 
         return sample_words(self.network, count, words, start, seed)
 
@@ -303,7 +303,7 @@ class BNet(StructureQueries):
         Returns:
             A tensor `[..., steps, dim]`.
         """
-        from bnet_transformer.learning.training import iterate
+        from bnet_transformer.generation.forecast import iterate
 
         return iterate(self.network, window, steps, **{"module": self._module, **_check_options(options, iterate)})
 
@@ -348,7 +348,7 @@ class BNet(StructureQueries):
         >>> net.edges()["edge"].head(2).tolist()
         ['embed -> q_0_0', 'embed -> q_0_1']
         """
-        from bnet_transformer.interventions.edges.structure import EdgeStructure
+        from bnet_transformer.interventions.edges import EdgeStructure
 
         return EdgeStructure.of_network(self.network).to_dataframe()
 

@@ -18,35 +18,44 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_names
 from bnet_transformer._core.files import Writers, as_path, write_file
 from bnet_transformer._core.picture_registry import Drawable, make_picture, write_picture
+from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.attention import Reads, Tan, TanTree
-from bnet_transformer.bridges.networkx import sentence_to_networkx, template_graph_to_networkx, to_json
-from bnet_transformer.bridges.parquet import is_folder, write_ground_graph, write_template_graph
+from bnet_transformer.bridges.networkx import (
+    is_folder,
+    sentence_to_networkx,
+    template_graph_to_networkx,
+    to_json,
+    write_ground_graph,
+    write_template_graph,
+)
 from bnet_transformer.bridges.pgmpy import to_bif
 from bnet_transformer.declare import Network
 from bnet_transformer.equations import equations
 from bnet_transformer.errors import BNetError, BudgetError
-from bnet_transformer.figures.attention_grid import StateAttention, layout_attention_grid, select_edges
-from bnet_transformer.figures.dot import to_dot
-from bnet_transformer.figures.fit_width import compose_picture
+from bnet_transformer.figures.attention_grid import (
+    StateAttention,
+    describe_special_words,
+    exclude_words,
+    layout_attention_grid,
+    select_edges,
+)
+from bnet_transformer.figures.fonts import GRID_DENSITIES, Density
 from bnet_transformer.figures.graph_files import layout_graph, to_gexf, to_graphml
 from bnet_transformer.figures.graph_layout import layout_net
-from bnet_transformer.figures.options import TEXT_OPTIONS, VIEW_OPTIONS, parse_options
-from bnet_transformer.figures.picture import Picture
-from bnet_transformer.figures.quotient import layout_quotient, layout_tan, layout_tan_tree
+from bnet_transformer.figures.graphviz import to_dot
+from bnet_transformer.figures.grid_layout import layout_quotient, layout_tan, layout_tan_tree
+from bnet_transformer.figures.options import TEXT_OPTIONS, VIEW_OPTIONS, compose_picture, parse_options
+from bnet_transformer.figures.picture import Drawing, Picture, to_sentence_case
 from bnet_transformer.figures.sentence_views import layout_sentence
-from bnet_transformer.figures.size import GRID_DENSITIES, Density
-from bnet_transformer.figures.special_tokens import describe_special_words, exclude_words
-from bnet_transformer.figures.style import Drawing, to_sentence_case
 from bnet_transformer.figures.svg import to_notebook_picture, to_pdf, to_png, to_svg
 from bnet_transformer.figures.tikz import to_tikz
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.page.description import MAX_WORDS, describe_sentence, parse_page_options
-from bnet_transformer.page.render import render_html
+from bnet_transformer.page.html import render_html
 
 if TYPE_CHECKING:
     from bnet_transformer.page.widget import Widget

@@ -19,12 +19,7 @@ from bnet_transformer.attention.rollout import find_choices_read
 from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
 from bnet_transformer.graph import find_family
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.group_posterior import find_group_nodes
-from bnet_transformer.inference.joint_posterior import check_nodes, find_graph_of_marginals, route_expected_attention
-from bnet_transformer.inference.node_evaluator import NodeQuery
-from bnet_transformer.inference.query import Query
-from bnet_transformer.inference.ranked_states import find_explained_nodes, route_ranked_states
-from bnet_transformer.inference.routing import (
+from bnet_transformer.inference.plan import (
     ELIMINATION_REASON,
     Route,
     find_single_target_fault,
@@ -34,9 +29,17 @@ from bnet_transformer.inference.routing import (
     with_cost,
     with_factor_graph,
 )
+from bnet_transformer.inference.posteriors import (
+    check_nodes,
+    find_explained_nodes,
+    find_graph_of_marginals,
+    find_group_nodes,
+    route_expected_attention,
+    route_ranked_states,
+)
+from bnet_transformer.inference.query import Query, find_attention_spec, parse_attention_slices
 from bnet_transformer.inference.sampling import route_sample
-from bnet_transformer.inference.selection import find_attention_spec, parse_attention_slices
-from bnet_transformer.inference.sentence_state import SentenceState
+from bnet_transformer.inference.values import NodeQuery, SentenceState
 
 UNLIMITED_STATES = 2**1023  # more joint states than any sentence has; the largest budget that queries accept
 BoundArguments = SimpleNamespace  # the arguments of a method by name
@@ -61,7 +64,7 @@ def explain(task: str, *arguments: Any, **options: Any) -> Route:
     >>> route.algorithm, route.states
     ('elimination', 2)
     """
-    from bnet_transformer.interventions.sweeps import explain_sweep
+    from bnet_transformer.interventions.sweep import explain_sweep
     from bnet_transformer.learning.fit.methods import explain_fit
 
     tasks: dict[str, Callable[..., Route]] = {"fit": explain_fit, "sweep": explain_sweep}

@@ -12,7 +12,7 @@ from torch.distributions import Distribution
 
 from bnet_transformer import drawing, graph, inference, reference
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_seed
-from bnet_transformer._core.memory import check_memory, translate_memory_errors, translate_memory_errors_of_methods
+from bnet_transformer._core.process import check_memory, translate_memory_errors, translate_memory_errors_of_methods
 from bnet_transformer._core.tokens import distinguish, get_raw
 from bnet_transformer.attention import Inclusion, Reads, Tan, TanTree
 from bnet_transformer.attention.rollout import compute_reads
@@ -36,7 +36,7 @@ from bnet_transformer.graph import (
 from bnet_transformer.graph.queries import Names
 from bnet_transformer.inference import GroupPosterior, RankedStates, Route, Samples, SentenceState
 from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
-from bnet_transformer.inference.selection import merge_words, parse_attention_slices
+from bnet_transformer.inference.query import merge_words, parse_attention_slices
 from bnet_transformer.interventions.counterfactual import Counterfactual, counterfactual
 from bnet_transformer.residual_stream import Contributions, Lens, PathContributions, ScoreContributions, TunedLens
 from bnet_transformer.residual_stream.contributions import compute_contributions

@@ -10,7 +10,7 @@ from typing import Any
 
 import bnet_transformer as bt
 from bnet_transformer.attention import Damage, Inclusion, damage
-from bnet_transformer.attention.heads.head_tables import MEASURES
+from bnet_transformer.attention.inclusion import MEASURES
 from experiments.result import Result
 
 SENTENCES = Path(__file__).resolve().parent.parent / "tests" / "sentences.txt"

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
-from bnet_transformer.learning.training import windows
-from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.saved_figure import plot_rc_context
+from bnet_transformer.generation.forecast import windows
+from bnet_transformer.plots.canvas import Canvas, plot_rc_context
 from bnet_transformer.tpm import Normal
 from experiments.result import Result
 

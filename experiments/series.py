@@ -20,8 +20,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer.learning.training import Trained
-from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.saved_figure import plot_rc_context
+from bnet_transformer.plots.canvas import Canvas, plot_rc_context
 from bnet_transformer.tpm import Normal, Sinusoid
 from experiments.result import Result
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
-from bnet_transformer.learning.training import Generated
+from bnet_transformer.generation.generate import Generated
 from experiments.result import Result
 
 TEST_SEED = 20_000_003  # the seed of the test set; training steps use the seeds 0, 1, 2, ...

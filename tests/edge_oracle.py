@@ -7,7 +7,7 @@ edge. The nodes of the reader are then set to the value computed from it, in a s
 import torch
 
 from bnet_transformer import reference
-from bnet_transformer.interventions.edges.structure import READOUT
+from bnet_transformer.interventions.edges import READOUT
 
 
 class ReaderView(reference.ReferenceRun):

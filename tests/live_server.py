@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import bnet_transformer as bt
-from bnet_transformer.serve.page_state import Limits
+from bnet_transformer.serve.answers import Limits
 from bnet_transformer.serve.server import build_server, open_socket
 from bnet_transformer.tpm import Categorical
 from tests.cases import jitter

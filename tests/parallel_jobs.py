@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 import bnet_transformer as bt
+from bnet_transformer._core.distributed import single_process
 from bnet_transformer.attention import damage
-from bnet_transformer.learning.fit.restarts import GradientOptimizer
-from bnet_transformer.learning.training import single_process
+from bnet_transformer.learning.fit.adam import GradientOptimizer
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 

@@ -11,14 +11,14 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.attention import learn_tan
-from bnet_transformer.attention.heads import damage
+from bnet_transformer.attention.inclusion import damage
 from bnet_transformer.inference import GroupStates, RankedStates
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.learning.calibration import Calibration
 from bnet_transformer.learning.fit import Check, Comparison, ModelComparison
 from bnet_transformer.learning.fit.result import as_fit
-from bnet_transformer.learning.training.loop import Trained
-from bnet_transformer.plots.labelled_arrays import make_labelled_array
+from bnet_transformer.learning.training import Trained
+from bnet_transformer.plots.heat_maps import make_labelled_array
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import get_case
 

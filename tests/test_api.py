@@ -1,9 +1,7 @@
 """Nets and sentences as users call them: values, graphs, devices, and errors for invalid input."""
 
-import importlib
 import subprocess
 import sys
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -38,17 +36,6 @@ def test_every_public_name_is_there_twice():
     assert set(bt.__all__) <= set(dir(bt))
     with pytest.raises(AttributeError):
         bt.nonsense  # noqa: B018
-
-
-def test_a_new_file_in_models_is_a_new_architecture(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(tmp_path)
-    folder = tmp_path / "architectures"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(Path(bt.models.__file__).read_text(encoding="utf-8"), encoding="utf-8")
-    (folder / "plain.py").write_text("import bnet_transformer as bt\nplain = bt.bayesuvius\n", encoding="utf-8")
-    package = importlib.import_module("architectures")
-    assert package.ARCHITECTURES == ["plain"] and package.plain(3).sentence("a b")["x_1_1"].shape == (2, 3)
-    del sys.modules["architectures"], sys.modules["architectures.plain"]
 
 
 def test_words_are_text_lists_ids_or_vectors(net):

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 import bnet_transformer as bt
-from bnet_transformer._core import files as tensors, memory
+from bnet_transformer._core import files as tensors, process
 from bnet_transformer.declare import io as store
-from bnet_transformer.interventions.sweeps.arrow_cells import PATH_BYTES
+from bnet_transformer.interventions.cells import PATH_BYTES
 from bnet_transformer.learning import training
 from bnet_transformer.tpm import Categorical
 from tests.file_helpers import rewrite
@@ -193,13 +193,13 @@ def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):
 
 
 def test_memory_is_counted_before_allocation():
-    memory.check_memory("draws", 1, "fewer draws=")
+    process.check_memory("draws", 1, "fewer draws=")
     with pytest.raises(bt.BudgetError, match=r"at most [\d,]+ bytes, .*; got 1,0+.* Use fewer draws="):
-        memory.check_memory("draws", 10**30, "fewer draws=")
-    with pytest.raises(RuntimeError, match="another"), memory.translate_memory_errors("a call"):
+        process.check_memory("draws", 10**30, "fewer draws=")
+    with pytest.raises(RuntimeError, match="another"), process.translate_memory_errors("a call"):
         raise RuntimeError("another")
     for error in (MemoryError(), RuntimeError("can't allocate memory: you tried to allocate 8 bytes.")):
-        with pytest.raises(bt.BudgetError, match="a call: there is not"), memory.translate_memory_errors("a call"):
+        with pytest.raises(bt.BudgetError, match="a call: there is not"), process.translate_memory_errors("a call"):
             raise error
 
 
@@ -227,7 +227,7 @@ def test_the_memory_of_a_sweep_is_counted_by_its_paths(monkeypatch):
     for at, count in {"v -> a": 2 * 210, "x -> q -> a -> mix": 2 * 20}.items():
         run_sweep = partial(bt.sweep, clean, corrupt, at=at, metric={"y_19": ("a", "b")}, progress=False)
         assert len(run_sweep().names) == count
-        monkeypatch.setattr(memory, "total_memory", lambda count=count: PATH_BYTES * count - 1)
+        monkeypatch.setattr(process, "total_memory", lambda count=count: PATH_BYTES * count - 1)
         with pytest.raises(bt.BudgetError, match=f"at '{at}': expected at most .*got {PATH_BYTES * count:,} bytes"):
             run_sweep()
         monkeypatch.undo()

@@ -14,14 +14,14 @@ from torch.distributions import Dirichlet
 
 import bnet_transformer as bt
 from benchmarks import calibration as benchmark
-from bnet_transformer.data.task import infer_fit_task
+from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import log_evidence
-from bnet_transformer.learning.calibration import Calibration, bands, simulation
-from bnet_transformer.learning.calibration.quantities import Quantities
+from bnet_transformer.learning import calibration
+from bnet_transformer.learning.calibration import Calibration, Quantities
 from bnet_transformer.learning.fit import methods
+from bnet_transformer.learning.fit.adam import build_fit
+from bnet_transformer.learning.fit.objective import FitObjective, Method, select_learnable
 from bnet_transformer.learning.fit.predictive import ReadoutPredictor, predict_readout
-from bnet_transformer.learning.fit.problem import FitObjective, Method, select_learnable
-from bnet_transformer.learning.fit.restarts import build_fit
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import CASES
 
@@ -104,7 +104,7 @@ def test_correlated_draws_of_a_correct_posterior_are_thinned(weather, monkeypatc
     method = Conjugate(correlation=0.9, draws=120)
     result = calibrate(weather, method, replications=150, seed=1)
     assert result.verdict == "calibrated" and float(result.draws["rain_sorted"].double().median()) < 15
-    monkeypatch.setattr(simulation, "count_effective", lambda draws: 240.0)  # no thinning
+    monkeypatch.setattr(calibration, "count_effective", lambda draws: 240.0)  # no thinning
     assert calibrate(weather, method, replications=150, seed=1).verdict != "calibrated"
 
 
@@ -134,10 +134,10 @@ def test_the_exact_posterior_of_heads_is_calibrated():
 @pytest.mark.parametrize("count", [20, 60])
 def test_bands_have_the_stated_simultaneous_level(count):
     samples = np.random.default_rng(0).uniform(size=(2000, count))
-    low, high = bands.simultaneous_band(count, 0.1)
-    p = np.array([bands.ecdf_p_value(values) for values in samples])
+    low, high = calibration.simultaneous_band(count, 0.1)
+    p = np.array([calibration.ecdf_p_value(values) for values in samples])
     outside = np.zeros(len(samples), dtype=bool)
-    for k, z in enumerate(bands.get_points(count)):
+    for k, z in enumerate(calibration.get_points(count)):
         ecdf = (samples <= z).mean(1)
         outside |= (ecdf < low[k] - 1e-9) | (ecdf > high[k] + 1e-9)
     np.testing.assert_array_equal(outside, p <= 0.1)
@@ -150,11 +150,11 @@ def test_bands_have_the_stated_simultaneous_level(count):
 @given(st.integers(2, 6), st.floats(0.01, 0.9))
 def test_the_probability_of_a_band_is_that_of_all_outcomes(count, tail):
     """Brute force over the cells of all values: multinomial cells have equal probabilities."""
-    tails = bands._tail_probabilities(count)
+    tails = calibration._tail_probabilities(count)
     cells = np.stack(np.meshgrid(*[np.arange(count)] * count, indexing="ij"), -1).reshape(-1, count)
     below = (cells[:, :, None] < np.arange(1, count)).sum(1)
     smallest = tails[np.arange(count - 1), below].min(1)
-    assert bands.exceedance_probability(count, tail) == pytest.approx((smallest <= tail).mean(), abs=1e-9)
+    assert calibration.exceedance_probability(count, tail) == pytest.approx((smallest <= tail).mean(), abs=1e-9)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in ("word", "sprinkler", "two selectors", "tagger")])
@@ -162,7 +162,7 @@ def test_quantities_do_not_depend_on_the_draw_that_they_are_computed_with(case):
     """The batch of draws gives the log evidence and the prediction of each net."""
     network = case.net.network
     names = [m for m in infer_fit_task(network).readouts if not network.graph.out_edges[m.group.index]]
-    simulator = simulation.Simulator(network, 1 if not network.graph.word_stacks else [case.text], None, 0)
+    simulator = calibration.Simulator(network, 1 if not network.graph.word_stacks else [case.text], None, 0)
     corpus = simulator.observe(network, 0)
     objective = FitObjective(network, select_learnable(network, tuple(names), None, 1.0), 2**16)
     nets = [network, network.with_parameters({k: v + 0.1 * torch.ones_like(v) for k, v in _weights(network)})]
@@ -190,7 +190,7 @@ def test_quantities_do_not_depend_on_labels_or_on_the_basis_of_keys():
     basis, order = torch.tensor([[2.0, 1.0], [0.0, -1.0]]).double(), [2, 0, 1]
     p = {name: value[order] for name, value in net.parameters.items() if value.dim()}
     p["W_q_0.values"], p["W_k_0.values"] = basis @ p["W_q_0.values"], basis.inverse().mT @ p["W_k_0.values"]
-    simulator = simulation.Simulator(net.network, torch.randn(4, 3, 3).double(), None, 0)
+    simulator = calibration.Simulator(net.network, torch.randn(4, 3, 3).double(), None, 0)
     objective = FitObjective(net.network, select_learnable(net.network, simulator.readouts, None, 1.0), 2**16)
     sets = {name: torch.stack([net.parameters[name], p[name]]) for name in objective.learned.names}
     corpus = simulator.observe(net.network, 0)
@@ -203,7 +203,7 @@ def test_quantities_do_not_depend_on_labels_or_on_the_basis_of_keys():
 
 def test_padding_has_no_observations():
     net = bt.bayesuvius(3, heads=2, vocabulary=["a", "b"], observe=Categorical(2))
-    simulator = simulation.Simulator(net.network, ["a b a", "b"], None, 0)
+    simulator = calibration.Simulator(net.network, ["a b a", "b"], None, 0)
     assert simulator.observe(net.network, 0).evidence["y"].observed.tolist() == [[True] * 3, [True, False, False]]
 
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings, strategies as st
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.data import read_batch
-from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.inference import Evidence, chain, log_evidence, posterior
-from bnet_transformer.inference.chain import chain_log_partition
+from bnet_transformer.data.batch import infer_fit_task
+from bnet_transformer.inference import Evidence, contraction, log_evidence, posterior
+from bnet_transformer.inference.contraction import chain_log_partition
 from bnet_transformer.interventions import Attend
 from bnet_transformer.learning.fit.comparison import align_heads
-from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
+from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.tpm import (
     Add,
     Attention,
@@ -67,7 +67,7 @@ def test_log_partition_and_its_derivatives_are_sums_over_paths(n, sequences, sta
     unary = torch.randn(n, sequences, states, dtype=D)
     pair = torch.randn(max(1, n - 1) if per_word else 1, sequences if per_row else 1, states, states, dtype=D)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chain, "MAX_TREE_SIZE", 10**6 if tree else 0)
+        patch.setattr(contraction, "MAX_TREE_SIZE", 10**6 if tree else 0)
         objective, expected = (squared(chain_log_partition), squared(sum_over_paths))
         close(objective(unary, pair), expected(unary, pair))
         for arg in (0, 1) if n > 1 else (0,):
@@ -89,7 +89,7 @@ def test_gaps_that_reverse_later_and_zeros_lose_no_path(states, n, tree, data):
     pair = torch.randn(1, 1, states, states, dtype=D).log_softmax(-1)
     pair = pair.where(torch.rand(pair.shape) < 0.6, -1e30)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chain, "MAX_TREE_SIZE", 10**6 if tree else 0)
+        patch.setattr(contraction, "MAX_TREE_SIZE", 10**6 if tree else 0)
         total, expected = chain_log_partition(unary, pair), sum_over_paths(unary, pair)
     if float(expected) > -1e29:
         close(total, expected)

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.interventions.circuits import FaithfulnessWarning, read_json
-from bnet_transformer.interventions.circuits.curves import MIB_SHARES, measure_curves
-from bnet_transformer.interventions.circuits.greedy import search_circuit
-from bnet_transformer.interventions.circuits.hypothesis_tests import run_tests
-from bnet_transformer.interventions.circuits.runs import CircuitRuns, match_edges
+from bnet_transformer.interventions.acdc import search_circuit
+from bnet_transformer.interventions.circuit import FaithfulnessWarning, read_json, run_tests
+from bnet_transformer.interventions.circuit_runs import CircuitRuns, match_edges
+from bnet_transformer.interventions.curves import MIB_SHARES, measure_curves
 from tests.cases import get_case
 from tests.sweep_oracle import make_pair
 

@@ -14,8 +14,8 @@ from bnet_transformer import reference
 from bnet_transformer.compiler.module import find_default_output
 from bnet_transformer.graph import ancestors, topological_order
 from bnet_transformer.interventions import Attend, Zero
-from bnet_transformer.interventions.circuits import FaithfulnessWarning
-from bnet_transformer.interventions.circuits.pairs import CircuitPairs
+from bnet_transformer.interventions.acdc import CircuitPairs
+from bnet_transformer.interventions.circuit import FaithfulnessWarning
 from tests.cases import CASES
 from tests.sweep_oracle import get_refusal, make_metric, nonlinear
 

@@ -14,9 +14,8 @@ from hypothesis import given, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer.cli import main
-from bnet_transformer.cli.group import COMMANDS
+from bnet_transformer.cli.group import COMMANDS, read_source_signature
 from bnet_transformer.cli.inputs import parse_states
-from bnet_transformer.cli.signatures import read_source_signature
 
 
 def run(*arguments, **options):
@@ -312,7 +311,7 @@ def test_options_are_those_of_the_functions_that_they_call():
             kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == module.__name__
         ]
         for name in options.names:
-            function = next(getattr(owner, name) for owner in (*classes, module) if hasattr(owner, name))
+            function = next(getattr(owner, name) for owner in (module, *classes) if hasattr(owner, name))
             expected = inspect.signature(function).parameters
             given = read_source_signature(options.file, name)
             assert given.keys() <= expected.keys() and set(options.only) <= given.keys(), (options.file, name)

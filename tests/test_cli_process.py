@@ -209,7 +209,7 @@ def test_no_arguments_print_help():
 SERVE = """
 import sys, time
 import bnet_transformer.cli.inputs as inputs
-import bnet_transformer.serve.app as app
+import bnet_transformer.serve.server as app
 from bnet_transformer.cli import main
 step, load_model = sys.argv[1], inputs.load_model
 

@@ -13,7 +13,7 @@ import torch
 from scipy import stats
 
 import bnet_transformer as bt
-from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues, digest_words
+from bnet_transformer._core.stats import ComparableResult, SentenceValues, digest_words
 from tests.test_results import CLEAN, CORRUPT, METRIC, build, decoder, pair
 
 pytestmark = pytest.mark.slow

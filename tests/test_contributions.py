@@ -10,9 +10,8 @@ from hypothesis import given, settings, strategies as st
 import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer.interventions import Attend, Zero
-from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
-from bnet_transformer.residual_stream.decomposition import decompose
-from bnet_transformer.residual_stream.linear_paths import LinearRun
+from bnet_transformer.interventions.cells import find_attention_groups
+from bnet_transformer.residual_stream.linear_paths import LinearRun, decompose
 from tests.cases import CASES, VOCABULARY, close, get_case, jitter
 
 UNDEFINED = {  # the cases without parts, with a term of the message

@@ -5,7 +5,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.graph.transformer_lens import get_attention_name
-from bnet_transformer.interventions.sweeps.cell_spec import find_attention_groups
+from bnet_transformer.interventions.cells import find_attention_groups
 from bnet_transformer.pretrained import from_pretrained
 from tests.cases import close
 from tests.huggingface_models import GPT2, LLAMA, init_model

@@ -7,10 +7,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.data import Batch, Evidence, encode_sentence, read_batch
-from bnet_transformer.data.batch import pad, split_missing
-from bnet_transformer.data.dataset import read_dataset
-from bnet_transformer.data.examples import ExampleReader
-from bnet_transformer.data.task import infer_fit_task, infer_task
+from bnet_transformer.data.batch import infer_fit_task, infer_task, pad, split_missing
+from bnet_transformer.data.dataset import ExampleReader, read_dataset
 from bnet_transformer.tpm import Categorical
 
 WORDS = ["a", "b", "c", "d"]

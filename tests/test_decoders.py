@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.models._builders import BlockBuilder
+from bnet_transformer.models.builders import BlockBuilder
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.tpm import Attention, Concat, Dot, Embed, Given, Parent, Rotary
 from tests.huggingface_models import BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, init_model, set_config

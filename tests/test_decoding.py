@@ -9,9 +9,9 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.compiler import CompiledModule
-from bnet_transformer.data.task import infer_trainable_task
-from bnet_transformer.learning.training.generate import create_sampler
-from bnet_transformer.learning.training.incremental_decoding import IncrementalDecoder, pad_to_length
+from bnet_transformer.data.batch import infer_trainable_task
+from bnet_transformer.generation.decoder import IncrementalDecoder, pad_to_length
+from bnet_transformer.generation.generate import create_sampler
 from bnet_transformer.tpm import (
     Add,
     Attention,

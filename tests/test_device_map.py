@@ -8,7 +8,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained, source_to_net
 from bnet_transformer.pretrained.source import model_to_source, wrap_state_dict
-from bnet_transformer.pretrained.weight_mapping import dispatch_weights
+from bnet_transformer.pretrained.weights import dispatch_weights
 from tests.huggingface_models import GPT2, MPNET, T5, init_model
 from tests.test_families import TABLE
 
@@ -95,7 +95,7 @@ def test_auto_is_the_only_device(monkeypatch):
     assert {v.device.type for v in from_pretrained(model, device_map="auto").parameters.values()} == {"cpu"}
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("meta"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
-    from bnet_transformer.pretrained import weight_mapping as weight_mapping
+    from bnet_transformer.pretrained import weights as weight_mapping
 
     assert weight_mapping._get_single_accelerator().type == "meta"
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)

@@ -15,9 +15,9 @@ from torch.distributions import Dirichlet
 import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer.data import read_batch
-from bnet_transformer.data.task import infer_fit_task
+from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.learning.fit.comparison import align_heads
-from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
+from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from tests.cases import CASES, Case, batch_evidence, batch_inputs, close, jitter
 
 pytestmark = pytest.mark.slow

@@ -12,12 +12,12 @@ import bnet_transformer as bt
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 # All that these packages export is public.
 PACKAGES = [
-    *("attention.heads", "bridges.pyro", "compiler", "cost", "interventions.circuits", "interventions.sweeps"),
-    *("learning.fit", "learning.training", "models", "pretrained", "programs", "tpm"),
+    *("compiler", "cost", "generation", "learning.fit", "learning.training", "models", "pretrained", "programs", "tpm")
 ]
 # What users receive or pass, of other packages.
 PUBLIC_NAMES = {
-    "attention": ["CorpusTan", "Damage", "Inclusion", "Path", "Reads", "Tan", "TanTree", "damage"],
+    "attention": ["CorpusTan", "Damage", "Inclusion", "Path", "Reads", "Roles", "Tan", "TanTree", "damage"],
+    "bridges.pyro": ["PyroModel"],
     "data": ["Batch", "Dataset"],
     "equations": ["Equation", "Equations", "equations"],
     "figures": ["Picture"],
@@ -35,7 +35,11 @@ PUBLIC_NAMES = {
         *("log_evidence", "posterior"),
     ],
     "interventions": ["Attend", "Mean", "Noise", "Zero"],
+    "interventions.circuit": ["Circuit", "CircuitTests", "FaithfulnessWarning", "StoredCircuit", "read_json"],
     "interventions.counterfactual": ["Counterfactual"],
+    "interventions.curves": ["FaithfulnessCurves"],
+    "interventions.sweep": ["explain_sweep"],
+    "interventions.sweep_results": ["EstimateCalibration", "Mediation", "Sweep"],
 }
 # Their examples would need a file that another program writes, or an open notebook.
 WITHOUT_EXAMPLE = {"load_geometric", "Sentence.widget"}

@@ -18,17 +18,16 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures import svg
-from bnet_transformer.figures.dot import to_dot
+from bnet_transformer.figures.fonts import label_to_text
+from bnet_transformer.figures.graphviz import to_dot
 from bnet_transformer.figures.grid_layout import Grid, GridItem
-from bnet_transformer.figures.labels import label_to_text
 from bnet_transformer.figures.options import FigureOptions
-from bnet_transformer.figures.picture import Frame, NodeBox, Picture, PictureArrow, sample_curve
-from bnet_transformer.figures.style import PALETTES
+from bnet_transformer.figures.picture import PALETTES, Frame, NodeBox, Picture, PictureArrow, sample_curve
 from bnet_transformer.figures.svg import to_svg
 from bnet_transformer.figures.tikz import to_tikz
 from bnet_transformer.graph import Quotient
-from bnet_transformer.inference.selection import find_attention_spec
-from bnet_transformer.reference.node_tables import compute_read_mask
+from bnet_transformer.inference.query import find_attention_spec
+from bnet_transformer.reference import compute_read_mask
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, get_case
 

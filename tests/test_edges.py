@@ -9,11 +9,11 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.inference.intervention_values import Zero
-from bnet_transformer.interventions.edges.runner import build_edge_runner
-from bnet_transformer.interventions.edges.structure import EdgeStructure
-from bnet_transformer.interventions.sweeps.engine import run_cells
-from bnet_transformer.interventions.sweeps.request import parse_request
+from bnet_transformer.inference.do_values import Zero
+from bnet_transformer.interventions.edge_runs import build_edge_runner
+from bnet_transformer.interventions.edges import EdgeStructure
+from bnet_transformer.interventions.engine import run_cells
+from bnet_transformer.interventions.sweep import parse_request
 from tests.cases import CASES, close, get_case
 from tests.edge_oracle import CircuitRun, run_edge
 from tests.sweep_oracle import get_outputs, make_metric, make_pair

@@ -8,8 +8,8 @@ import torch
 
 import bnet_transformer as bt
 from benchmarks.edges import convert_name
-from bnet_transformer.interventions.circuits import read_json
-from bnet_transformer.interventions.edges.runner import build_edge_runner
+from bnet_transformer.interventions.circuit import read_json
+from bnet_transformer.interventions.edge_runs import build_edge_runner
 from bnet_transformer.pretrained import from_pretrained
 from tests.eap_ig_formulas import (
     EdgeGraph,

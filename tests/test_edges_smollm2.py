@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.interventions.edges.runner import build_edge_runner
+from bnet_transformer.interventions.edge_runs import build_edge_runner
 from bnet_transformer.pretrained.source import is_installed
 
 SLICES, HEADS, GROUPS = 30, 9, 3

@@ -7,7 +7,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face, to_lens
-from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters
+from bnet_transformer.pretrained.weights import canonicalize_key, map_parameters
 from bnet_transformer.tpm import Buckets
 from tests.huggingface_models import BART, T5, D, T, init_model, set_config
 

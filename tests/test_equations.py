@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.equations import equations
-from bnet_transformer.equations.result import align_equations, estimate_width
+from bnet_transformer.equations import align_equations, equations, estimate_width
 from bnet_transformer.errors import BNetError, UnknownNameError
 from bnet_transformer.tpm import Add, Affine, Attention, Bilinear, Categorical, Dot, Normal, Score, Weight
 from tests.cases import every

@@ -12,9 +12,7 @@ from typing import ClassVar
 import pytest
 
 import bnet_transformer as bt
-from bnet_transformer.equations import Equations
-from bnet_transformer.equations.notation import Notation
-from bnet_transformer.equations.render import render_equation, share_equations
+from bnet_transformer.equations import Equations, Notation, render_equation, share_equations
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import (
     TPM,

@@ -9,9 +9,9 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.inference.selection import find_attention_spec
+from bnet_transformer.inference.query import find_attention_spec
 from bnet_transformer.interventions import Attend
-from bnet_transformer.reference.node_tables import compute_read_mask, split_choices
+from bnet_transformer.reference import compute_read_mask, split_choices
 from bnet_transformer.tpm import Attention
 from tests.cases import CASES, Case, batch_evidence, batch_inputs, close, get_case
 

@@ -26,12 +26,12 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer.bridges.bif import parse_state_name
 from bnet_transformer.bridges.networkx import to_json
+from bnet_transformer.bridges.pgmpy import parse_state_name
 from bnet_transformer.cli import main, outputs
-from bnet_transformer.figures.dot import to_dot
+from bnet_transformer.figures.fonts import escape_invisible, format_token
 from bnet_transformer.figures.graph_files import to_graphml
-from bnet_transformer.figures.labels import escape_invisible, format_token
+from bnet_transformer.figures.graphviz import to_dot
 from bnet_transformer.figures.svg import to_svg
 from bnet_transformer.figures.tikz import LATEX_ACCENTS, LATEX_ESCAPES, escape_tex, to_tikz
 
@@ -265,7 +265,7 @@ class PageReader(HTMLParser):
 def test_pages(words: list[str]) -> None:
     s, plain = make_sentence(words), make_sentence(["a", "b", "d", "e"])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bnet_transformer.page.render.bundle_script", lambda last: "")
+        patch.setattr("bnet_transformer.page.html.bundle_script", lambda last: "")
         result, expected = (PageReader(_page(item, title)) for item, title in ((s, words[0] or " "), (plain, "a")))
     assert (result.tags, result.attributes) == (expected.tags, expected.attributes)
     description = json.loads(result.texts["bnet-description"])

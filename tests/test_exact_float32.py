@@ -7,10 +7,10 @@ from hypothesis import given, settings, strategies as st
 import bnet_transformer as bt
 from bnet_transformer.compiler import ExecutionRequest
 from bnet_transformer.data import read_batch
-from bnet_transformer.data.task import infer_fit_task
+from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.factors import build_factors
-from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
+from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.reference import ATOL
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import close

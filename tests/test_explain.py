@@ -154,9 +154,9 @@ def test_every_question_has_an_explainer_of_its_name():
 
 
 def test_a_slow_query_warns_before_it_starts(monkeypatch):
-    from bnet_transformer.inference import PerformanceWarning, routing
+    from bnet_transformer.inference import PerformanceWarning, plan
 
-    monkeypatch.setattr(routing, "WARN_EVALUATIONS", 0)
+    monkeypatch.setattr(plan, "WARN_EVALUATIONS", 0)
     s = bt.bayesuvius(4, attention="marginal", observe=Categorical(3)).sentence("a b c")
     assert s.explain("tpm", "j_0").algorithm == "reference"
     with pytest.warns(PerformanceWarning, match="j_0 is neither|j is neither"):

@@ -16,8 +16,14 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.bridges.bif import format_state_name, parse_state_name
-from bnet_transformer.bridges.pgmpy import MAX_TABLE_DIMS, model_to_tables, to_bif, to_pgmpy
+from bnet_transformer.bridges.pgmpy import (
+    MAX_TABLE_DIMS,
+    format_state_name,
+    model_to_tables,
+    parse_state_name,
+    to_bif,
+    to_pgmpy,
+)
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.tpm import Categorical, Codebook, Given, Normal
 from tests.cases import CASES, Case

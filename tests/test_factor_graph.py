@@ -23,14 +23,14 @@ from bnet_transformer.inference.contraction import (
     sum_out,
 )
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
-from bnet_transformer.inference.joint_posterior import (
+from bnet_transformer.inference.plan import JointPlan, plan_conditioning, route_joint
+from bnet_transformer.inference.posteriors import (
     _joint_log_probs,
     find_marginal_map,
     node_posteriors,
     route_marginal_map,
 )
 from bnet_transformer.inference.query import Query
-from bnet_transformer.inference.routing import JointPlan, plan_conditioning, route_joint
 from bnet_transformer.tpm import Attention, Categorical, Codebook, Given, Linear, Normal, Pool, Select
 from tests.cases import close, jitter
 

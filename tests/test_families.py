@@ -12,7 +12,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.interventions.edges.runner import build_edge_runner
+from bnet_transformer.interventions.edge_runs import build_edge_runner
 from bnet_transformer.pretrained import FAMILIES, ModelFamily, from_pretrained, register_family
 from tests.edge_oracle import run_edge
 from tests.huggingface_models import (

@@ -12,9 +12,7 @@ from PIL import Image
 import bnet_transformer as bt
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures import svg
-from bnet_transformer.figures.font_names import resolve_font
-from bnet_transformer.figures.labels import label_to_text, text_to_label
-from bnet_transformer.figures.size import MIN_FONT_SIZE, parse_width
+from bnet_transformer.figures.fonts import MIN_FONT_SIZE, label_to_text, parse_width, resolve_font, text_to_label
 from bnet_transformer.figures.svg import to_svg
 from bnet_transformer.figures.tikz import to_tikz
 from tests.cases import CASES, get_case

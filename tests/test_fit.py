@@ -13,13 +13,13 @@ from sklearn.metrics import adjusted_rand_score
 import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer.data import read_batch
-from bnet_transformer.data.task import infer_fit_task
+from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.learning.fit import restarts as ascent
+from bnet_transformer.learning.fit import adam as ascent
+from bnet_transformer.learning.fit.adam import GradientOptimizer, init_restarts
 from bnet_transformer.learning.fit.comparison import match_heads
-from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
-from bnet_transformer.learning.fit.restarts import GradientOptimizer, init_restarts
-from bnet_transformer.learning.fit.second_order import SecondOrderOptimizer
+from bnet_transformer.learning.fit.em import SecondOrderOptimizer
+from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 from tests.custom_tpms import NoisyWord

@@ -7,11 +7,11 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.data import Batch, Evidence, read_batch
-from bnet_transformer.learning.fit import head_summary
+from bnet_transformer.learning.fit import heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
-from bnet_transformer.learning.fit.head_summary import find_unidentified, interval
+from bnet_transformer.learning.fit.heads import find_unidentified, interval
 from bnet_transformer.learning.fit.identification import find_free_bases
-from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
+from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import CASES, batch_evidence, batch_inputs, get_case, grouped
 
@@ -72,8 +72,8 @@ def test_invariants_have_intervals_if_the_likelihood_identifies_them(name):
     generator = torch.Generator().manual_seed(0)
     case = get_case(name)
     network = case.net.network
-    selectors = head_summary.find_selectors(network)
-    if not any(head_summary.find_invariant_parameters(network, selector) for selector in selectors):
+    selectors = heads.find_selectors(network)
+    if not any(heads.find_invariant_parameters(network, selector) for selector in selectors):
         return
     objective = make_objective(network, draw_batch(case, 1, generator).evidence)
     names = objective.learned.names
@@ -93,7 +93,7 @@ def test_invariants_have_intervals_if_the_likelihood_identifies_them(name):
         changes = {}
         for direction in flat:
             ends = [
-                head_summary.invariants(network, selector, {**network.parameters, **unflatten(z + d * direction)})
+                heads.invariants(network, selector, {**network.parameters, **unflatten(z + d * direction)})
                 for d in (-step, step)
             ]
             for label, before in ends[0].items():
@@ -126,9 +126,7 @@ def test_intervals_of_what_is_not_identified_are_refused():
         samples = {
             k: torch.randn(1, 5, *v.shape).softmax(-1) for k, v in network.parameters.items() if k in network.learnable
         }
-        labels = {
-            k for s in head_summary.find_selectors(network) for k in head_summary.find_invariant_parameters(network, s)
-        }
+        labels = {k for s in heads.find_selectors(network) for k in heads.find_invariant_parameters(network, s)}
         allowed = set()
         for name in [*samples, *labels]:
             try:
@@ -140,7 +138,7 @@ def test_intervals_of_what_is_not_identified_are_refused():
             assert not allowed & {f"W_{role}_{t}.value" for role in "qkv" for t in (0, 1)}
         else:
             assert allowed == given[key], key
-        assert not {*head_summary.compute_invariant_samples(network, samples)} - allowed
+        assert not {*heads.compute_invariant_samples(network, samples)} - allowed
 
 
 def test_a_fixed_readout_fixes_the_basis_and_a_bias_of_0_does_not():

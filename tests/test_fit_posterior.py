@@ -11,11 +11,11 @@ from pyro.infer.autoguide import AutoDelta
 
 import bnet_transformer as bt
 from bnet_transformer.data import read_batch
-from bnet_transformer.data.task import infer_fit_task
+from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.learning.fit.arviz_groups import build_arviz
 from bnet_transformer.learning.fit.coordinates import Coordinates
-from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
-from bnet_transformer.learning.fit.variational import ParameterModel
+from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
+from bnet_transformer.learning.fit.svi import ParameterModel
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 

@@ -9,12 +9,12 @@ from scipy.stats import ttest_1samp
 from sklearn.metrics import adjusted_rand_score
 
 import bnet_transformer as bt
-from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.files import derive_seed
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit import result
 from bnet_transformer.learning.fit.methods import resolve_method
-from bnet_transformer.learning.training.configs import create_schedule
+from bnet_transformer.learning.training import create_schedule
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 

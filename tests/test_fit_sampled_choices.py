@@ -8,8 +8,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.data import read_batch
-from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
+from bnet_transformer.data.batch import infer_fit_task
+from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.tpm import Categorical, Given
 from tests import flat_options
 

@@ -14,19 +14,19 @@ from torch.distributions import kl_divergence
 
 import bnet_transformer as bt
 from bnet_transformer._core.distributed import distributed_context
-from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.files import derive_seed
 from bnet_transformer.data import read_batch
-from bnet_transformer.data.task import infer_fit_task
+from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.learning.fit import head_summary as heads, laplace, nuts
+from bnet_transformer.learning.fit import heads as heads, laplace, nuts
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import count_effective, describe_effective
 from bnet_transformer.learning.fit.nuts import NUTSChain, find_chain_starts
-from bnet_transformer.learning.fit.problem import FitObjective, FitProblem, select_learnable
+from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, select_learnable
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.variational import VariationalOptimizer
-from bnet_transformer.learning.training.configs import LoopConfig
+from bnet_transformer.learning.fit.svi import VariationalOptimizer
+from bnet_transformer.learning.training import LoopConfig
 from bnet_transformer.tpm import Normal
 from tests import flat_options
 

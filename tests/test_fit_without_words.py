@@ -9,7 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.inference import Evidence, log_evidence
-from bnet_transformer.learning.fit.head_summary import find_selectors, head_dims
+from bnet_transformer.learning.fit.heads import find_selectors, head_dims
 from bnet_transformer.tpm import Categorical, Given, Linear, Normal, Weight
 from tests import flat_options
 from tests.cases import hidden_states, jitter, sites

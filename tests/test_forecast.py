@@ -6,7 +6,7 @@ import torch
 from torch.testing import assert_close
 
 import bnet_transformer as bt
-from bnet_transformer.learning.training import windows
+from bnet_transformer.generation.forecast import windows
 from bnet_transformer.tpm import Add, Given, Linear, Normal
 from experiments import rigid_body
 from tests import flat_options

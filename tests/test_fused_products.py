@@ -11,7 +11,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.compiler import CompiledModule, evaluate
 from bnet_transformer.compiler.fused import apply_maps, expand_table
-from bnet_transformer.inference import Evidence, deferred_readout as readout, factors, log_evidence, posterior
+from bnet_transformer.inference import Evidence, factors, factors as readout, log_evidence, posterior
 from bnet_transformer.tpm import (
     Attention,
     Categorical,

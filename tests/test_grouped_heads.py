@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.attention.heads.gated_runs import GatedRuns, find_head_sites
+from bnet_transformer.attention.gates import GatedRuns, find_head_sites
 from bnet_transformer.interventions import Zero
 from tests.cases import close, get_case
 

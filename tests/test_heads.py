@@ -13,7 +13,9 @@ from scipy.special import betaln
 from scipy.stats import beta, kstest, spearmanr
 
 import bnet_transformer as bt
-from bnet_transformer.attention.heads.gate_posterior import (
+from bnet_transformer.attention.gates import (
+    NUM_FREE,
+    _StoredSettings,
     drop_head,
     exact_gate_posterior,
     gate_settings as all_settings,
@@ -21,10 +23,9 @@ from bnet_transformer.attention.heads.gate_posterior import (
     relaxed_gate_posterior,
     sample_rho,
     split_by_gate,
+    split_rhat,
 )
-from bnet_transformer.attention.heads.gibbs_posterior import NUM_FREE, _StoredSettings, split_rhat
-from bnet_transformer.attention.heads.head_inclusion import create_runs
-from bnet_transformer.attention.heads.head_tables import head_shares
+from bnet_transformer.attention.inclusion import create_runs, head_shares
 from bnet_transformer.tpm import Activation, Attention, Concat, Dot, Given, Normal, Weight
 from tests.cases import HEADS, WORD, every, jitter, projections
 
@@ -210,9 +211,7 @@ def test_planted_duplicates_are_found_where_ablation_has_no_effect():
 @pytest.mark.slow
 def test_intervals_contain_planted_shares(monkeypatch):
     """rho is sampled from the prior, gates from rho, and y from the gates: 90% intervals cover rho 90% of the time."""
-    monkeypatch.setattr(
-        "bnet_transformer.attention.heads.gate_posterior._log_bayes_factor", lambda *args: torch.zeros(2, dtype=D)
-    )
+    monkeypatch.setattr("bnet_transformer.attention.gates._log_bayes_factor", lambda *args: torch.zeros(2, dtype=D))
     generator, bits, inside = seeded(7), all_settings(4), []
     effect = 0.8 * torch.randn(4, 6, generator=generator, dtype=D)
     for _ in range(50):

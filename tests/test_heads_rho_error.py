@@ -10,8 +10,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer._core.distributed import SINGLE_PROCESS
-from bnet_transformer.attention.heads.gate_posterior import exact_gate_posterior, tempered_log_likelihood
-from bnet_transformer.attention.heads.gibbs_posterior import gibbs_gate_posterior
+from bnet_transformer.attention.gates import exact_gate_posterior, gibbs_gate_posterior, tempered_log_likelihood
 
 # Sentences, nats that both gates of a sentence must differ, nats by which the first head is preferred.
 TABLES = {"one mode": (4, 0.5, 0.0), "broad": (12, 1.0, 0.0), "two modes": (12, 6.0, 0.02), "far": (40, 8.0, 0.005)}

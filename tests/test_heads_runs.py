@@ -9,8 +9,8 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.attention import damage
-from bnet_transformer.attention.heads.gate_posterior import gate_settings
-from bnet_transformer.attention.heads.head_inclusion import create_runs
+from bnet_transformer.attention.gates import gate_settings
+from bnet_transformer.attention.inclusion import create_runs
 from bnet_transformer.interventions import Zero
 from bnet_transformer.tpm import Add, Attention, Categorical, Concat, Dot, Given, Linear, Normal, Positions, Weight
 from tests.cases import CASES, HEADS, WORD, every, jitter, projections
@@ -169,8 +169,8 @@ def test_small_parts_change_nothing(monkeypatch):
     net = concat_net(observe=Categorical(3), vocabulary=VOCABULARY)
     runs = create_runs(net.network, TEXTS, should_observe=False)
     expected = runs.log_prob_table(gate_settings(3), no_progress)
-    monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.WORDS_PER_PART", 16)
-    monkeypatch.setattr("bnet_transformer.attention.heads.gated_runs.MEMORY_BUDGET", 1)
+    monkeypatch.setattr("bnet_transformer.attention.gates.WORDS_PER_PART", 16)
+    monkeypatch.setattr("bnet_transformer.attention.gates.MEMORY_BUDGET", 1)
     close(runs.log_prob_table(gate_settings(3), no_progress), expected, 1e-12)
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_hugging_face, from_pretrained, to_hugging_face
-from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters
+from bnet_transformer.pretrained.weights import canonicalize_key, map_parameters
 from bnet_transformer.tpm import EvalContext, Given, Patches, Start
 from tests.huggingface_models import VIT, D, init_model, set_config
 

@@ -14,26 +14,26 @@ import torch
 from click.testing import CliRunner
 
 import bnet_transformer as bt
-from bnet_transformer._core.tokenizer import Tokenizer
+from bnet_transformer._core.tokens import Tokenizer
 from bnet_transformer.cli import main
-from bnet_transformer.serve.app import check_serve_installed
+from bnet_transformer.serve.server import check_serve_installed
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 # Packages of extras, and the modules that may import them: these raise an error that names the extra.
 IMPORTERS = {
-    "tokenizers": {"_core/tokenizer.py"},
+    "tokenizers": {"_core/tokens.py"},
     "huggingface_hub": {"pretrained/source.py"},
     "transformers": {"pretrained/family.py", "pretrained/module_check.py", "pretrained/source.py"},
     "arviz": {"learning/fit/arviz_groups.py"},
     "anywidget": {"page/widget.py"},
     "traitlets": {"page/widget.py"},
-    "h5py": {"pretrained/geometric_file.py"},
-    "gguf": {"pretrained/gguf_file.py"},
-    "pyarrow": {"bridges/parquet.py"},
-    "starlette": {"serve/app.py"},
-    "uvicorn": {"serve/app.py", "serve/connections.py", "serve/server.py"},
+    "h5py": {"pretrained/geometric.py"},
+    "gguf": {"pretrained/gguf.py"},
+    "pyarrow": {"bridges/networkx.py"},
+    "starlette": {"serve/server.py"},
+    "uvicorn": {"serve/server.py"},
 }
 
 

@@ -15,7 +15,7 @@ from benchmarks.known_circuits import (
     measure_problem,
     measure_recovery,
 )
-from bnet_transformer.interventions.circuits.runs import CircuitRuns
+from bnet_transformer.interventions.circuit_runs import CircuitRuns
 from bnet_transformer.programs import CORPUS
 
 QUICK = ("either", "backup", "cancelling", "induction, norm")

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer.inference import Evidence, log_evidence
-from bnet_transformer.learning.fit import ModelComparison, cross_validation
+from bnet_transformer.learning.fit import ModelComparison, model_comparison
 from bnet_transformer.learning.fit.model_comparison import check_readouts
 from bnet_transformer.learning.fit.result import as_fit
 from bnet_transformer.tpm import Categorical, Normal
@@ -166,7 +166,7 @@ def test_the_number_of_planted_heads_is_chosen_if_all_weights_are_learned():
 def test_each_sentence_is_held_out_once_and_evaluated_by_a_fit_of_the_others():
     x, y = planted(31)
     table = bt.fit_heads(mixture, (x, y), heads=(2, 3), folds=4, seed=5, **TABLES)
-    folds = cross_validation.assign_folds(31, 4, 5)
+    folds = model_comparison.assign_folds(31, 4, 5)
     assert sorted(torch.cat(folds).tolist()) == list(range(31)) and {len(fold) for fold in folds} == {7, 8}
     for fold in folds[:2]:
         complement = [k for k in range(31) if k not in fold]
@@ -181,7 +181,7 @@ def test_padded_sentences_and_nets_without_words_have_folds():
     x, y = planted(8)
     data = [(a[:n], b[:n]) for a, b, n in zip(x, y, [2, 3] * 4, strict=True)]
     table = bt.fit_heads(mixture, data, heads=(1, 2), folds=2, **TABLES)
-    folds = cross_validation.assign_folds(8, 2, 0)
+    folds = model_comparison.assign_folds(8, 2, 0)
     f = bt.fit(mixture(2), [data[k] for k in folds[1]], **TABLES)
     expected = f.log_likelihood([data[k] for k in folds[0]]).double()
     torch.testing.assert_close(table.densities[1, folds[0]], expected)
@@ -203,7 +203,7 @@ def test_an_interrupt_returns_the_numbers_of_heads_that_were_completed(monkeypat
         calls.append(net)
         return replace(bt.fit(net, data, **options), finished=len(calls) <= 5)
 
-    monkeypatch.setattr(cross_validation, "fit", interrupt_last)
+    monkeypatch.setattr(model_comparison, "fit", interrupt_last)
     table = bt.fit_heads(mixture, planted(20), heads=(1, 2, 3), folds=2, **TABLES)
     assert [*table.fits] == [1] and table.densities.shape == (1, 20) and "2, 3" in table.notes[-1]
 

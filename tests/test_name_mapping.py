@@ -9,7 +9,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.pretrained import from_hugging_face, from_lens, from_pretrained, to_hugging_face, to_lens
 from bnet_transformer.pretrained.families import FAMILIES
-from bnet_transformer.pretrained.weight_mapping import map_parameters
+from bnet_transformer.pretrained.weights import map_parameters
 from bnet_transformer.tpm import Attention, Given, Linear, Weight
 from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, T, init_model
 

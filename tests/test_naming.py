@@ -23,7 +23,7 @@ from bnet_transformer._core.naming import (
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import find_family
 from bnet_transformer.interventions import Zero
-from bnet_transformer.page.view_state import check_selected
+from bnet_transformer.page.widget import check_selected
 from tests.cases import CASES, close, get_case
 
 roles = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True).filter(lambda role: find_role_fault(role) is None)

@@ -27,13 +27,18 @@ from pgmpy.inference import VariableElimination
 
 import bnet_transformer as bt
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnknownNameError
-from bnet_transformer.figures.labels import format_token
-from bnet_transformer.figures.picture import DASH_PATTERNS
-from bnet_transformer.figures.style import HEAD_COLOURS, PALETTES, ROLE_DASHES, make_arrow
+from bnet_transformer.figures.fonts import format_token
+from bnet_transformer.figures.picture import DASH_PATTERNS, HEAD_COLOURS, PALETTES, ROLE_DASHES, make_arrow
 from bnet_transformer.interventions import Attend, Zero
-from bnet_transformer.page import contributions as page_contributions, description as page_description
-from bnet_transformer.page.mathml import MATHML_ATTRIBUTES, MATHML_TAGS, to_mathml
-from bnet_transformer.page.render import MODULES, bundle_script, render_style_sheet
+from bnet_transformer.page import description as page_contributions, description as page_description
+from bnet_transformer.page.html import (
+    MATHML_ATTRIBUTES,
+    MATHML_TAGS,
+    MODULES,
+    bundle_script,
+    render_style_sheet,
+    to_mathml,
+)
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, hidden_states, jitter
 from tests.discrete_networks import PARENTS, textbook, to_pgmpy_model

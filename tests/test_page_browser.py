@@ -15,11 +15,11 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer.data.encode import EncodedSentence
-from bnet_transformer.figures.labels import format_token
-from bnet_transformer.figures.style import get_palette
+from bnet_transformer.figures.fonts import format_token
+from bnet_transformer.figures.picture import get_palette
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.page.description import PageOptions, describe_sentence
-from bnet_transformer.page.view_state import check_selected, check_view, list_sections
+from bnet_transformer.page.widget import check_selected, check_view, list_sections
 from bnet_transformer.tpm import Categorical
 from tests.browser_page import download_file, needs_chromium, open_browser_page
 from tests.cases import get_case, hidden_states, jitter

@@ -15,7 +15,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer._core import distributed as parallel
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, single_process
-from bnet_transformer._core.hashing import compute_digest
+from bnet_transformer._core.files import compute_digest
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.tpm import Categorical
 from tests import parallel_jobs as jobs

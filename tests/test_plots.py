@@ -16,16 +16,15 @@ from matplotlib.figure import Figure
 
 import bnet_transformer as bt
 from bnet_transformer.attention import learn_tan
-from bnet_transformer.figures.labels import format_token
-from bnet_transformer.figures.style import PALETTES
+from bnet_transformer.figures.fonts import format_token
+from bnet_transformer.figures.picture import PALETTES
 from bnet_transformer.interventions.counterfactual import Counterfactual
 from bnet_transformer.learning.fit import Check, Comparison, ModelComparison
 from bnet_transformer.learning.fit.result import as_fit
-from bnet_transformer.learning.training.loop import Trained
+from bnet_transformer.learning.training import Trained
+from bnet_transformer.plots.attention import MAX_FLOWS, format_fraction, propagate_flow
 from bnet_transformer.plots.canvas import DIVERGING_COLOURS, DPI, SEQUENTIAL_COLOURS, lightness
-from bnet_transformer.plots.heat_maps import tick_label_width
-from bnet_transformer.plots.labelled_arrays import make_labelled_array
-from bnet_transformer.plots.rollout import MAX_FLOWS, format_fraction, propagate_flow
+from bnet_transformer.plots.heat_maps import make_labelled_array, tick_label_width
 from bnet_transformer.tpm import Categorical, Normal
 
 WORDS = ["the", "cat", "sat", "on", "mat"]

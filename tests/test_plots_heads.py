@@ -9,10 +9,10 @@ from matplotlib.colors import Normalize, SymLogNorm, to_rgb
 from matplotlib.figure import Figure
 
 import bnet_transformer as bt
-from bnet_transformer.attention.heads import Damage, damage
+from bnet_transformer.attention.inclusion import Damage, damage
 from bnet_transformer.errors import BNetError
+from bnet_transformer.plots.attention import MEASURES, choose_norm, format_short
 from bnet_transformer.plots.canvas import lightness
-from bnet_transformer.plots.heads import MEASURES, choose_norm, format_short
 from tests.test_plots import get_cells, get_ticks, render
 
 WORDS = ["the", "cat", "sat", "on", "mat"]

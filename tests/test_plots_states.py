@@ -6,7 +6,7 @@ import torch
 from matplotlib.colors import to_hex
 
 import bnet_transformer as bt
-from bnet_transformer.figures.style import HEAD_COLOURS
+from bnet_transformer.figures.picture import HEAD_COLOURS
 from bnet_transformer.inference import GroupPosterior, GroupStates, RankedStates
 from tests.cases import get_case
 from tests.test_plots import HOSTILE, get_cells, get_ticks, render

@@ -17,9 +17,9 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 import bnet_transformer as bt
-from bnet_transformer.figures.size import MIN_FONT_SIZE, NAMED_WIDTHS
-from bnet_transformer.learning.training.loop import Trained
-from bnet_transformer.plots.labelled_arrays import make_labelled_array
+from bnet_transformer.figures.fonts import MIN_FONT_SIZE, NAMED_WIDTHS
+from bnet_transformer.learning.training import Trained
+from bnet_transformer.plots.heat_maps import make_labelled_array
 from bnet_transformer.plots.registry import PLOTS_BY_TYPE
 from tests.plot_examples import EXAMPLES, build, random_array
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 import bnet_transformer as bt
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
 from bnet_transformer.pretrained.source import wrap_state_dict
-from bnet_transformer.pretrained.weight_mapping import canonicalize_key, map_parameters, weights_to_parameters
+from bnet_transformer.pretrained.weights import canonicalize_key, map_parameters, weights_to_parameters
 from tests.huggingface_models import ALBERT, BERT, DISTIL, GPT2, LLAMA, MPNET, NEOX, D, T, init_model, set_config
 
 ODD = {"hidden_size": 15, "num_attention_heads": 5, "hidden_act": "relu", "layer_norm_eps": 1e-5}

@@ -8,8 +8,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.errors import FileError
 from bnet_transformer.pretrained import FAMILIES, from_pretrained
-from bnet_transformer.pretrained.config import IRRELEVANT_KEYS
-from bnet_transformer.pretrained.family import load_config
+from bnet_transformer.pretrained.family import IRRELEVANT_KEYS, load_config
 from tests.huggingface_models import T, init_model, set_config
 from tests.test_families import TABLE
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import bnet_transformer as bt
 from bnet_transformer.pretrained import from_hugging_face, from_pretrained, to_hugging_face
-from bnet_transformer.pretrained.weight_mapping import map_parameters
+from bnet_transformer.pretrained.weights import map_parameters
 from tests.huggingface_models import BART, T5, D, T, init_model, set_config
 from tests.test_pretrained_configs import check_logits
 

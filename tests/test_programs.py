@@ -10,9 +10,8 @@ import bnet_transformer as bt
 from bnet_transformer import programs
 from bnet_transformer.interventions import Zero
 from bnet_transformer.programs import CORPUS, get_program
-from bnet_transformer.programs.compiled import LOGIT
-from bnet_transformer.programs.truth import PairRuns, list_edges, structural_edges
-from bnet_transformer.programs.variables import encode_value
+from bnet_transformer.programs.compiled import LOGIT, PairRuns, list_edges, structural_edges
+from bnet_transformer.programs.program import encode_value
 from tests.cases import close
 
 PREVIOUS = programs.select(programs.indices, programs.indices, lambda j, i: j == i - 1)

@@ -18,13 +18,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import bnet_transformer as bt
-from bnet_transformer._core import files, saved_results
-from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer._core import files, results
+from bnet_transformer._core.results import SavedResult
 from bnet_transformer.attention import damage, learn_tan
 from bnet_transformer.declare import Network, io as net_files
 from bnet_transformer.learning.calibration import Calibration
 from bnet_transformer.learning.fit import Check
-from bnet_transformer.programs.truth import TrueEdges
+from bnet_transformer.programs.compiled import TrueEdges
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import CASES
 from tests.sweep_oracle import get_outputs, make_metric, make_pair
@@ -147,7 +147,7 @@ def assert_same(first, second, where=""):
         assert pair_of_files[0] == pair_of_files[1], where
     elif dataclasses.is_dataclass(first):
         assert type(first) is type(second), where
-        for name in saved_results.get_fields(first):
+        for name in results.get_fields(first):
             if (type(first).__name__, name) not in NOT_STORED and not name.startswith("_"):
                 assert_same(getattr(first, name), getattr(second, name), f"{where}.{name}")
     elif isinstance(first, dict | tuple | list):
@@ -189,8 +189,8 @@ def test_the_plot_of_a_loaded_result_is_that_of_the_saved_one(kind, tmp_path):
 
 
 def test_the_table_has_every_kind_of_result():
-    saved_results._import_results()
-    kinds = [codec.kind for codec in saved_results._CODECS.values() if issubclass(codec.kind, SavedResult)]
+    results._import_results()
+    kinds = [codec.kind for codec in results._CODECS.values() if issubclass(codec.kind, SavedResult)]
     kinds = [kind for kind in kinds if kind.__module__.startswith("bnet_transformer")]
     bases = {base for kind in kinds for base in kind.__mro__[1:]}
     assert {kind.__name__ for kind in kinds if kind not in bases} | {"Fit"} == set(KINDS)
@@ -230,7 +230,7 @@ def write(path, header, tensors=None, **changes):
     files.write_tensors(path, {**header, **changes}, tensors or {})
 
 
-HEADER = {"format": saved_results.FORMAT, "version": 1, "kind": "Check", "content": {"class": "Check", "fields": {}}}
+HEADER = {"format": results.FORMAT, "version": 1, "kind": "Check", "content": {"class": "Check", "fields": {}}}
 
 
 @pytest.mark.parametrize(
@@ -359,8 +359,8 @@ def test_an_integer_is_a_float_only_if_a_float_represents_it(tmp_path):
 
 def test_the_shapes_of_every_result_name_its_arrays():
     """A new array of a result is checked when its file is read."""
-    saved_results._import_results()
-    for codec in saved_results._CODECS.values():
+    results._import_results()
+    for codec in results._CODECS.values():
         if codec.types is None and dataclasses.is_dataclass(codec.kind):
             hints = typing.get_type_hints(codec.kind)
             names = {field.name for field in dataclasses.fields(codec.kind) if field.init}
@@ -457,7 +457,7 @@ def test_functions_and_no_other_callables_are_left_out(tmp_path):
         result, columns={"a": (lambda y_1, scale=2: y_1 * scale, torch.sin) * (len(result.cells) // 2)}
     ).save(path)
     loaded = bt.load(path).columns["a"][:2]
-    assert [saved_results.get_parameter_names(item) for item in loaded] == [("y_1",), ()]
+    assert [results.get_parameter_names(item) for item in loaded] == [("y_1",), ()]
     for value in (torch.nn.Linear(1, 1), functools.partial(max, 1), Values):
         with pytest.raises(bt.BNetError, match="a file can store"):
             dataclasses.replace(result, columns={"a": (value,)}).save(path)
@@ -477,10 +477,10 @@ class Values(dict):
 def test_a_name_in_a_file_means_one_class():
     duplicate = type("Sweep", (), {"__module__": "another.module"})
     with pytest.raises(bt.BNetError, match=r"another name.*another\.module\.Sweep"):
-        saved_results.stored_class(duplicate)
-    assert saved_results._find_codec("Sweep", "").kind is bt.interventions.sweeps.Sweep
+        results.stored_class(duplicate)
+    assert results._find_codec("Sweep", "").kind is bt.interventions.sweep_results.Sweep
     with pytest.raises(bt.FileError, match="Sweep") as error:
-        saved_results._find_codec("Oracle", "")
+        results._find_codec("Oracle", "")
     assert not {"CellResult", "ComparableResult", "HeadTable"} & {*error.value.allowed.split(", ")}
 
 

@@ -7,9 +7,8 @@ from hypothesis import given, settings, strategies as st
 from scipy.stats import beta
 
 import bnet_transformer as bt
-from bnet_transformer.attention.heads import head_attention
-from bnet_transformer.attention.heads.head_attention import OTHER, RELATIONS, QueryKeyTokens, resolve_relations
-from bnet_transformer.attention.heads.head_roles import RelationStatistics
+from bnet_transformer.attention import roles
+from bnet_transformer.attention.roles import OTHER, RELATIONS, QueryKeyTokens, RelationStatistics, resolve_relations
 from bnet_transformer.tpm import Add, Attention, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
 WORDS = ["the", "a", "cat", "dog", "saw", "[S]"]
@@ -128,7 +127,7 @@ def test_counts_are_those_of_a_loop_over_sentences(options):
 def test_a_chunk_at_a_time_counts_the_same(monkeypatch):
     net = bt.bayesuvius(dim=6, slices=2, heads=3, combine="concat").to(torch.float64)
     expected = bt.roles(net, CORPUS * 3)
-    monkeypatch.setattr(head_attention, "MAX_ATTENTION_NUMEL", 1)
+    monkeypatch.setattr(roles, "MAX_ATTENTION_NUMEL", 1)
     chunked = bt.roles(net, CORPUS * 3)
     for name in ("counts", "mean", "low", "high", "chance", "above", "spread"):
         torch.testing.assert_close(getattr(chunked, name), getattr(expected, name), msg=name, equal_nan=True)

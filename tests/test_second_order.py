@@ -10,15 +10,12 @@ from torch.distributions import Independent, Laplace
 import bnet_transformer as bt
 from bnet_transformer._core.distributed import SINGLE_PROCESS
 from bnet_transformer.data import Batch, read_batch
-from bnet_transformer.data.task import infer_fit_task
-from bnet_transformer.learning.fit.curvature import FlatLayout, QuadraticModel, solve_model
-from bnet_transformer.learning.fit.curvature_blocks import find_groups
-from bnet_transformer.learning.fit.data_scale import SCALE_FACTOR, describe_data_scale
-from bnet_transformer.learning.fit.gauss_newton import EMExpansion
-from bnet_transformer.learning.fit.problem import FitObjective, FitProblem, StepOptions, select_learnable
-from bnet_transformer.learning.fit.restarts import init_restarts
-from bnet_transformer.learning.fit.second_order import SecondOrderOptimizer
-from bnet_transformer.learning.fit.split_merge import improve_by_moves
+from bnet_transformer.data.batch import infer_fit_task
+from bnet_transformer.learning.fit.adam import init_restarts
+from bnet_transformer.learning.fit.curvature import EMExpansion, FlatLayout, QuadraticModel, find_groups, solve_model
+from bnet_transformer.learning.fit.em import SecondOrderOptimizer, improve_by_moves
+from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, StepOptions, select_learnable
+from bnet_transformer.learning.fit.predictive import SCALE_FACTOR, describe_data_scale
 from bnet_transformer.tpm import TPM, Categorical, Normal
 from tests.cases import CASES, batch_evidence, batch_inputs, get_case
 

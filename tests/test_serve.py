@@ -18,22 +18,26 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer._core.cancellation import Cancelled, check_cancelled
+from bnet_transformer._core.process import Cancelled, check_cancelled
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.interventions import Zero
 from bnet_transformer.page.description import PageOptions, describe_sentence
-from bnet_transformer.page.render import bundle_script
-from bnet_transformer.serve.answers import compute_lens, compute_patch, describe_page
-from bnet_transformer.serve.page_state import Limits, parse_page_state
-from bnet_transformer.serve.sentences import SentenceSource
+from bnet_transformer.page.html import bundle_script
+from bnet_transformer.serve.answers import (
+    Limits,
+    SentenceSource,
+    compute_lens,
+    compute_patch,
+    describe_page,
+    parse_page_state,
+)
 from tests.cases import CASES, jitter
 
 pytest.importorskip("starlette", reason='the live page: pip install "bnet-transformer[serve]"')
 pytest.importorskip("httpx2", reason="the test client of starlette requires httpx2")
 from starlette.testclient import TestClient
 
-from bnet_transformer.serve.app import create_app
-from bnet_transformer.serve.jobs import JobQueue
+from bnet_transformer.serve.server import JobQueue, create_app
 from tests.live_server import WORDS, build_decoder, build_selector, run_live_server
 
 TEXT, OTHER = "the cat sat", "the dog sat"

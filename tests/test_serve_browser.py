@@ -11,7 +11,7 @@ import pytest
 
 import bnet_transformer as bt
 from bnet_transformer.interventions import Zero
-from bnet_transformer.serve.page_state import Limits
+from bnet_transformer.serve.answers import Limits
 from tests.browser_page import download_file, launch_chromium, needs_chromium
 from tests.cases import encoder_decoder
 from tests.live_server import build_decoder, build_selector, run_live_server

@@ -8,15 +8,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bnet_transformer as bt
-from bnet_transformer._core import torch_context
+from bnet_transformer._core import tensors
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer.data import Batch, Evidence
-from bnet_transformer.data.task import infer_task, infer_trainable_task
-from bnet_transformer.inference import chain
+from bnet_transformer.data.batch import infer_task, infer_trainable_task
+from bnet_transformer.inference import contraction
 from bnet_transformer.inference.factors import build_elimination_problem
-from bnet_transformer.learning.training import load_checkpoint
-from bnet_transformer.learning.training.configs import TrainConfig
-from bnet_transformer.learning.training.trainer import Trainer, TrainingLoss
+from bnet_transformer.learning.training import TrainConfig, Trainer, TrainingLoss, load_checkpoint
 from bnet_transformer.tpm import Normal
 from tests import flat_options
 from tests.cases import CASES, vanilla
@@ -96,7 +94,7 @@ def can_train(case) -> bool:
 
 @pytest.mark.parametrize("case", [case for case in CASES if can_train(case)], ids=lambda case: case.name)
 def test_a_training_step_reads_nothing_from_the_device(case, monkeypatch):
-    monkeypatch.setattr(chain, "MAX_TREE_SIZE", 0)  # the tree reads its numbers, but only on a CPU
+    monkeypatch.setattr(contraction, "MAX_TREE_SIZE", 0)  # the tree reads its numbers, but only on a CPU
     trainer, batch = make_trainer(case.net), None
     for _ in range(2):
         batch = trainer.prepare_batch(make_batch(case.net))
@@ -115,7 +113,7 @@ def test_deferred_losses_are_equal(lag, tmp_path, monkeypatch):
     net = bt.decoder(8, heads=2, slices=1, vocabulary=WORDS)
     options = {"steps": 12, "batch": 2, "rate": 0.01, "held_out": TEXT, "every": 4}
     immediate = train(net, TEXT, **options)
-    monkeypatch.setattr(torch_context.DeferredScalars, "for_device", classmethod(lambda cls, device: cls(lag)))
+    monkeypatch.setattr(tensors.DeferredScalars, "for_device", classmethod(lambda cls, device: cls(lag)))
     deferred = train(net, TEXT, checkpoints=tmp_path, **{**options, "steps": 8})
     deferred = train(net, TEXT, checkpoints=bt.Checkpoints(tmp_path, resume=True), **options)
     assert deferred.losses == immediate.losses and deferred.held_out == immediate.held_out
@@ -134,7 +132,7 @@ def test_a_run_that_diverges_writes_nothing_of_it(lag, tmp_path, monkeypatch):
     def loss(module, batch):
         return module(batch.x).square().mean() * batch.observed["observed"].mean()
 
-    monkeypatch.setattr(torch_context.DeferredScalars, "for_device", classmethod(lambda cls, device: cls(lag)))
+    monkeypatch.setattr(tensors.DeferredScalars, "for_device", classmethod(lambda cls, device: cls(lag)))
     with pytest.raises(bt.BNetError, match=r"step 8: .*got loss nan.*Resume from step 6"):
         train(net, data, steps=100, loss=loss, checkpoints=tmp_path, every=3)
     assert max(steps) == 7 + min(lag, 2)  # a checkpoint after step 9 includes all of them

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 
 import bnet_transformer as bt
 from bnet_transformer.figures.options import resolve_highlight
-from bnet_transformer.interventions.sweeps.results import MEDIATION_PARTS, Mediation, Sweep
+from bnet_transformer.interventions.sweep_results import MEDIATION_PARTS, Mediation, Sweep
 from tests.sweep_oracle import get_refusal
 from tests.test_plots import get_cells, get_heights, get_ticks
 

@@ -5,7 +5,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.interventions import Mean, Noise, Zero
-from bnet_transformer.interventions.sweeps import explain_sweep
+from bnet_transformer.interventions.sweep import explain_sweep
 from tests.cases import get_case
 from tests.sweep_oracle import D, Oracle, get_outputs, get_refusal, make_metric, make_pair, patch_path, set_values
 from tests.test_sweeps import CASES_WITH_WORDS, REFUSED, close, find_roles, make_examples, make_net, make_sentences
@@ -126,8 +126,8 @@ def test_an_ablation_of_the_clean_run():
 def test_words_take_values_of_other_words(is_sequential, monkeypatch):
     """Sentences of unequal lengths, and one sentence with permuted words: as `do` with the values of these words."""
     if is_sequential:
-        from bnet_transformer.inference.obstacles import Obstacle
-        from bnet_transformer.interventions.sweeps import engine
+        from bnet_transformer.inference.query import Obstacle
+        from bnet_transformer.interventions import engine
 
         monkeypatch.setattr(engine, "find_shared_obstacle", lambda *_: Obstacle("x_1", "in the way"))
     net = make_net(observe=bt.tpm.Categorical(3))

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import routing
-from bnet_transformer.inference.obstacles import Obstacle
-from bnet_transformer.inference.routing import PerformanceWarning
-from bnet_transformer.interventions import Attend, Zero
-from bnet_transformer.interventions.sweeps import engine, explain_sweep
+from bnet_transformer.inference import plan
+from bnet_transformer.inference.plan import PerformanceWarning
+from bnet_transformer.inference.query import Obstacle
+from bnet_transformer.interventions import Attend, Zero, engine
+from bnet_transformer.interventions.sweep import explain_sweep
 from tests.cases import get_case
 from tests.sweep_oracle import get_outputs, make_metric, make_pair
 from tests.test_sweeps import close, make_net, make_sentences
@@ -78,7 +78,7 @@ def test_both_algorithms_give_the_same_numbers(monkeypatch, at, blocked):
 
 def test_a_slow_sweep_warns_before_it_starts(monkeypatch):
     sentences, options = make_query("recurrent")
-    monkeypatch.setattr(routing, "WARN_EVALUATIONS", 10)
+    monkeypatch.setattr(plan, "WARN_EVALUATIONS", 10)
     with pytest.raises(PerformanceWarning, match=r"sweep of 9 cells: sequential.*\n.*\n.*h_0 is computed"):
         bt.sweep(*sentences, **options)
 

@@ -22,8 +22,8 @@ from pgmpy.models import DiscreteBayesianNetwork
 from pgmpy.readwrite import BIFReader
 
 import bnet_transformer as bt
-from bnet_transformer.bridges import bif, pgmpy as pgmpy_bridge
-from bnet_transformer.bridges.bif import parse_bif
+from bnet_transformer.bridges import pgmpy as pgmpy_bridge
+from bnet_transformer.bridges.pgmpy import parse_bif
 from bnet_transformer.tpm import Categorical, Given, Parent, Table
 from tests.discrete_networks import D, check_posteriors, joint, marginal, textbook
 
@@ -535,7 +535,7 @@ def test_a_table_of_default_rows_has_a_limit():
 
 def count_steps(call):
     """Count the lines that a call executes in the readers of BIF, without the lines of its callees elsewhere."""
-    steps, files = 0, (bif.__file__, pgmpy_bridge.__file__)
+    steps, files = 0, (pgmpy.__file__, pgmpy_bridge.__file__)
 
     def count(frame, event, argument):
         nonlocal steps
@@ -562,7 +562,7 @@ PIECES += ["network ", "property a ", "(a) 0.5 0.5; ", "probability ( a | b ) { 
 def test_the_steps_of_the_reader_are_linear(repeated, tail):
     """Every character is in one token, and the number of steps is at most linear in the number of characters."""
     text = "".join(piece * count for piece, count in repeated) + tail
-    assert "".join(match[0] for match in bif.TOKEN.finditer(text)) == text
+    assert "".join(match[0] for match in pgmpy_bridge.TOKEN.finditer(text)) == text
 
     def parse():
         with suppress(bt.BNetError):

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer._core.arrays import copy_to_tensor
-from bnet_transformer._core.torch_context import fork_torch_rng
+from bnet_transformer._core.tensors import copy_to_tensor, fork_torch_rng
 from tests import flat_options
 
 WORDS = ["the", "cat", "sat"]

@@ -17,7 +17,7 @@ from pyro.infer import TraceEnum_ELBO
 
 import bnet_transformer as bt
 from bnet_transformer.cli import main
-from bnet_transformer.figures.row_order import minimize_crossings
+from bnet_transformer.figures.graph_layout import minimize_crossings
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.tpm import Add, Attention, Categorical, Given, Linear, Normal, Select, Weight
 from tests.cases import hidden_states, jitter, no_slices, sites

@@ -1,13 +1,16 @@
-"""Checks of arguments. Each returns the value in the required type, or raises an error with what was expected."""
+"""Checks of arguments: each returns the value in the required type, or raises an error with what was expected."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
 from numbers import Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from bnet_transformer.errors import BNetError, unknown_name_error
 
@@ -126,3 +129,46 @@ def check_choice(subject: str, value: object, options: Iterable[object]) -> None
     if not any(value is option or (type(value) is type(option) and value == option) for option in choices):
         allowed = ", ".join(repr(option) for option in choices)
         raise BNetError(subject, expected="one of the allowed values", actual=value, allowed=allowed)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Options of configs: an unknown keyword of a function raises an error that names the config with this option.
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def suggest_config_for_options(**configs: tuple[type[Any], ...]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function so that an unknown keyword raises an error that names the config with this option.
+
+    Args:
+        **configs: For each parameter that accepts a config, the frozen dataclasses that it accepts.
+
+    Returns:
+        A decorator, which preserves the signature of the function. The decorated function raises `BNetError` for a
+        keyword that is an option of a config, and `UnknownNameError` for any other unknown keyword.
+    """
+
+    configs_of_option: dict[str, list[str]] = {}  # for each option, the code that sets it
+    for parameter, kinds in configs.items():
+        for kind in kinds:
+            for field in fields(kind):
+                configs_of_option.setdefault(field.name, []).append(f"{parameter}=bt.{kind.__name__}({field.name}=...)")
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        known = inspect.signature(function).parameters
+        name = getattr(function, "__name__", "")
+
+        @functools.wraps(function)
+        def checked(*args: P.args, **options: P.kwargs) -> R:
+            for option in options.keys() - known.keys():
+                if option not in configs_of_option:
+                    raise unknown_name_error(f"{name} option", option, [*known, *sorted(configs_of_option)])
+                hint = f"Pass {' or '.join(configs_of_option[option])}"
+                raise BNetError(option, expected=f"an option of {name}, not of a config", hint=hint)
+            return function(*args, **options)
+
+        return checked
+
+    return decorate

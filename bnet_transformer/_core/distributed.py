@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, distributed
 
-from bnet_transformer._core.hashing import compute_digest
+from bnet_transformer._core.files import compute_digest
 from bnet_transformer.errors import BNetError, format_value
 
 S = TypeVar("S")

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer._core.checks import check_choice, check_int, set_frozen
-from bnet_transformer._core.memory import check_memory
+from bnet_transformer._core.process import check_memory
 from bnet_transformer.errors import BNetError
 
 SLICE, WORD = "slice", "word"

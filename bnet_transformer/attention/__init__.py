@@ -1,11 +1,12 @@
 """Attention: which words attend to which words, and which heads are important.
 
-Data flows through these modules in this order: `heads` computes the roles of heads and the probability that each is
-needed; `rollout` multiplies attention through slices, over the heads that are needed; `tan` builds the tree of
-strongest attention.
+Data flows through these modules in this order: `roles` computes what heads attend to; `inclusion` the probability that
+each head is needed, by the posterior of its gate (`gates`); `rollout` multiplies attention through slices, over the
+heads that are needed; `tan` builds the tree of strongest attention.
 """
 
-from bnet_transformer.attention.heads import Damage as Damage, Inclusion as Inclusion, Roles as Roles, damage as damage
+from bnet_transformer.attention.inclusion import Damage as Damage, Inclusion as Inclusion, damage as damage
+from bnet_transformer.attention.roles import Roles as Roles
 from bnet_transformer.attention.rollout import Path as Path, Reads as Reads
 from bnet_transformer.attention.tan import (
     CorpusTan as CorpusTan,

@@ -22,21 +22,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.naming import join_stem
 from bnet_transformer._core.picture_registry import Drawable
-from bnet_transformer._core.result_comparison import ComparableResult, SentenceValues
-from bnet_transformer.attention.heads import Inclusion
+from bnet_transformer._core.stats import ComparableResult, SentenceValues
+from bnet_transformer._core.tensors import to_numpy
+from bnet_transformer.attention.inclusion import Inclusion
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph import NodeGroup
-from bnet_transformer.inference.joint_posterior import joint_state_probs
-from bnet_transformer.inference.node_evaluator import NodeEvaluator
-from bnet_transformer.inference.query import Query, iter_chunks, with_sentence_scope
-from bnet_transformer.inference.selection import find_attention_spec, find_state_group
-from bnet_transformer.reference import GroundModel, find_open_choices
-from bnet_transformer.reference.node_tables import compute_read_mask, has_ancestor_choices
+from bnet_transformer.inference.posteriors import joint_state_probs
+from bnet_transformer.inference.query import (
+    Query,
+    find_attention_spec,
+    find_state_group,
+    iter_chunks,
+    with_sentence_scope,
+)
+from bnet_transformer.inference.values import NodeEvaluator
+from bnet_transformer.reference import GroundModel, compute_read_mask, find_open_choices, has_ancestor_choices
 
 if TYPE_CHECKING:
     import pandas as pd

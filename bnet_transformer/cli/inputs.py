@@ -124,7 +124,7 @@ class SentenceQuery(TextSource):
 
 def load_model(model: str) -> BNet:
     """Load the net of `--model`: a file that `save` wrote, or a source of `from_pretrained`."""
-    from bnet_transformer.pretrained.gguf_file import is_gguf
+    from bnet_transformer.pretrained.gguf import is_gguf
 
     if os.path.isfile(model) and not is_gguf(Path(model)):
         from bnet_transformer.bnet import load_net
@@ -143,10 +143,10 @@ def check_model(model: str) -> None:
     Of a model of the hub only the form of its id is checked, because other checks can require the network.
     """
     from bnet_transformer._core.files import open_safetensors, read_header
-    from bnet_transformer._core.saved_results import is_result
+    from bnet_transformer._core.results import is_result
     from bnet_transformer.declare import io
     from bnet_transformer.learning.fit.result import is_fit
-    from bnet_transformer.pretrained.gguf_file import gguf_to_source, is_gguf
+    from bnet_transformer.pretrained.gguf import gguf_to_source, is_gguf
     from bnet_transformer.pretrained.source import PACKAGES, check_hub_id, find_package_path, folder_to_source
 
     path = Path(model)

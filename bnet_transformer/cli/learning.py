@@ -10,10 +10,9 @@ import click
 
 from bnet_transformer._core.checks import is_integer
 from bnet_transformer.cli import inputs
-from bnet_transformer.cli.errors import Interrupted
+from bnet_transformer.cli.group import ApiOptions, Interrupted, SignatureCommand
 from bnet_transformer.cli.inputs import TextSource
 from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, format_table, make_plotter
-from bnet_transformer.cli.signatures import ApiOptions, SignatureCommand
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def _load_saved_net(model: str, declared: Mapping[str, Any]) -> BNet:
     declared=[ApiOptions("models/bayesuvius.py", ("bayesuvius",), DECLARED_OPTIONS, "A new net: ", {"dim": 16})],
     options=[
         ApiOptions("learning/fit/methods.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
-        ApiOptions("learning/fit/problem.py", ("MAP", "EM", "Laplace", "SVI", "NUTS")),
+        ApiOptions("learning/fit/objective.py", ("MAP", "EM", "Laplace", "SVI", "NUTS")),
     ],
 )
 def fit(
@@ -222,7 +221,7 @@ def _list_words(texts: Sequence[str]) -> list[str]:
 
 def _check_splits_text(net: BNet, observed: str) -> None:
     """Raise an error for a net without words, and for next words if the net does not split one text at spaces."""
-    from bnet_transformer.data.task import check_has_words
+    from bnet_transformer.data.batch import check_has_words
 
     check_has_words(net.network, "--model", "bt.fit")
     has_tokenizer = net.network.tokenizer is not None
@@ -260,11 +259,11 @@ def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
     cls=SignatureCommand,
     short_help="Train a decoder, or a saved net.",
     formats=(*TABLES, *IMAGES, ".safetensors"),
-    declared=[ApiOptions("models/decoder.py", ("decoder",), (*DECODER, "hidden"), "A new decoder: ", DECODER)],
+    declared=[ApiOptions("models/transformer.py", ("decoder",), (*DECODER, "hidden"), "A new decoder: ", DECODER)],
     options=[
-        ApiOptions("learning/training/loop.py", ("train",), TRAIN_OPTIONS),
-        ApiOptions("learning/training/configs.py", ("AdamW",), ("rate", "schedule", "warmup", "weight_decay", "clip")),
-        ApiOptions("learning/training/configs.py", ("EarlyStopping",), ("patience",)),
+        ApiOptions("learning/training.py", ("train",), TRAIN_OPTIONS),
+        ApiOptions("learning/training.py", ("AdamW",), ("rate", "schedule", "warmup", "weight_decay", "clip")),
+        ApiOptions("learning/training.py", ("EarlyStopping",), ("patience",)),
     ],
 )
 def train(
@@ -292,15 +291,15 @@ def train(
     output.check()
     net = _build_decoder(data, declared, options) if model is None else _load_saved_net(model, declared)
     options["checkpoints"] = run_options.make_checkpoints()
-    from bnet_transformer.learning.training import configs, loop
+    from bnet_transformer.learning import training
 
-    options["optimizer"] = inputs.make_config(configs.AdamW, options)
-    options["early_stopping"] = inputs.make_config(configs.EarlyStopping, options)
+    options["optimizer"] = inputs.make_config(training.AdamW, options)
+    options["early_stopping"] = inputs.make_config(training.EarlyStopping, options)
     options["steps"] = DEFAULT_STEPS if steps is None and "epochs" not in options else steps
     if held_out is not None:
         options["held_out"] = _make_examples(net, held_out)
     try:
-        trained = loop.train(net, _make_examples(net, data), **options)
+        trained = training.train(net, _make_examples(net, data), **options)
     except KeyboardInterrupt as error:
         raise run_options.make_interrupt() from error
     count, losses = len(data.texts), trained.losses
@@ -318,7 +317,7 @@ def _build_decoder(data: TextExamples, declared: dict[str, Any], options: dict[s
     if data.targets is not None:
         expected = "lines without tabs, because a new decoder predicts the next words"
         raise BNetError("SENTENCES", expected=expected, actual="lines with tabs")
-    from bnet_transformer.models.decoder import decoder
+    from bnet_transformer.models.transformer import decoder
 
     ends = [options[name] for name in ("start", "stop") if name in options]
     words = list(dict.fromkeys([*_list_words(data.texts), *ends]))

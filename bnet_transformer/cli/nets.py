@@ -1,12 +1,14 @@
-"""The commands `draw`, `explore`, `cost`, `models` and `bench`: figures, graph files, pages, costs, local nets."""
+"""The commands `draw`, `explore`, `serve`, `cost`, `models` and `bench`: figures, pages, costs, local nets."""
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 import webbrowser
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,13 +16,14 @@ import click
 
 from bnet_transformer._core.checks import is_integer
 from bnet_transformer.cli import inputs
+from bnet_transformer.cli.group import ApiOptions, Count, SignatureCommand, escape_control
 from bnet_transformer.cli.inputs import SentenceQuery, TextSource
 from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, make_plotter, number_path
-from bnet_transformer.cli.signatures import ApiOptions, SignatureCommand
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
     from bnet_transformer.cost import Cost
+
 
 FORMATS = (".bif", ".dot", ".gexf", ".graphml", ".html", ".json", ".pdf", ".png", ".svg", ".tex")
 DRAW_OPTIONS = (
@@ -202,3 +205,53 @@ def bench(arguments: tuple[str, ...]) -> None:
         raise BNetError("this folder and its parents have no folder benchmarks/", hint=hint)
     environment = {**os.environ, "PYTHONPATH": str(clone)}
     raise SystemExit(subprocess.run([sys.executable, "-m", "benchmarks", *arguments], env=environment).returncode)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The command `serve`: the live page.
+
+
+@click.command("serve", cls=SignatureCommand, short_help="Open the live page: type a sentence, see its bnet.")
+def serve(models: tuple[str, ...], port: int = 8765, no_browser: bool = False, max_words: Count = 256) -> None:
+    """Serve the live page on this computer until Ctrl-C, for each MODEL; by default, for all models that are installed.
+
+    bnet-transformer serve tiny minilm
+
+    Args:
+        models: The nets, as for --model of draw.
+        port: The port on 127.0.0.1; 0 for a free one.
+        no_browser: Print the address without opening it in a browser.
+        max_words: The maximum number of words of a sentence.
+    """
+    from bnet_transformer.serve.server import check_serve_installed
+
+    check_serve_installed()
+    from bnet_transformer.serve.answers import Limits
+    from bnet_transformer.serve.server import run_server
+
+    names = models or tuple(_list_installed())
+    for name in names:
+        inputs.check_model(name)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("bnet_transformer.serve")
+    logger.addHandler(handler)
+    loaders = {name: partial(inputs.load_model, name) for name in names}
+    run_server(
+        loaders,
+        port=port,
+        limits=Limits(words=max_words),
+        print_line=lambda line: click.echo(escape_control(line)),
+        open_browser=not no_browser,
+    )
+    # A thread that computes or loads a model cannot be interrupted; Python would wait for it, and print the traceback
+    # of another Ctrl-C. The output is already flushed.
+    os._exit(0)
+
+
+def _list_installed() -> list[str]:
+    """The nets of the package and of installed packages."""
+    from bnet_transformer.pretrained import PACKAGES
+    from bnet_transformer.pretrained.source import is_installed
+
+    return ["tiny", *(name for name in PACKAGES if is_installed(name))]

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bnet_transformer._core.tokens import distinguish, name_columns
-from bnet_transformer.cli.errors import escape_control
-from bnet_transformer.cli.signatures import Count
+from bnet_transformer.cli.group import Count, escape_control
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import click
 
 from bnet_transformer._core.tokens import distinguish, name_columns
 from bnet_transformer.cli import inputs
+from bnet_transformer.cli.group import ApiOptions, Count, SignatureCommand
 from bnet_transformer.cli.inputs import SentenceQuery, TextSource
 from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, TableOutput, format_table, make_plotter
-from bnet_transformer.cli.signatures import ApiOptions, Count, SignatureCommand
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -236,9 +236,7 @@ def _make_table(rows: Sequence[Any], **kwargs: Any) -> pd.DataFrame:
     cls=SignatureCommand,
     short_help="Patch clean values into a corrupt run.",
     formats=(*IMAGES, *TABLES),
-    options=[
-        ApiOptions("interventions/sweeps/__init__.py", ("sweep",), ("direction", "first_order", "steps", "check"))
-    ],
+    options=[ApiOptions("interventions/sweep.py", ("sweep",), ("direction", "first_order", "steps", "check"))],
 )
 def sweep(
     query: SentenceQuery,
@@ -275,7 +273,7 @@ def sweep(
     if (metric is None) == (answer is None):
         both = "give --metric or --answer, not both"
         raise BNetError(both if metric is not None else "the metric is missing", hint=METRIC_HINT)
-    from bnet_transformer.interventions import Mean, Zero, sweeps
+    from bnet_transformer.interventions import Mean, Zero, sweep
 
     net = inputs.load_model(query.model)
     pairs = [[query.build_sentence(net, text) for text in pair] for pair in texts]
@@ -289,7 +287,7 @@ def sweep(
     if ablate is not None:  # all sentences are patched
         ablation = Zero() if ablate == "zero" else Mean()
         sides = (corrupt, ablation) if is_noise else (ablation, corrupt)
-    result = sweeps.sweep(*sides, at=_parse_cells(at), metric=target, **options)
+    result = sweep.sweep(*sides, at=_parse_cells(at), metric=target, **options)
     table = result.to_dataframe()
     document = {"at": result.at, "first_order": result.first_order, "metric": target, "sentences": texts}
     document |= {name: getattr(result, name) for name in ("axes", "labels", "clean", "corrupt", "values")}
@@ -345,7 +343,7 @@ def _parse_metric_states(option: str, text: str) -> object:
 
 def _make_answer_metric(s: Sentence, text: str) -> dict[str, object]:
     """Return the metric of `--answer`: states of the readout of the last word, or of the readout of the sentence."""
-    from bnet_transformer.data.task import infer_task
+    from bnet_transformer.data.batch import infer_task
 
     readouts = [spec.group for spec in infer_task(s.state.network).readouts if spec.tpm.kind == "discrete"]
     if len(readouts) != 1:
@@ -360,7 +358,7 @@ def _make_answer_metric(s: Sentence, text: str) -> dict[str, object]:
 def _format_state(s: Sentence, node: str, state: object) -> str:
     """Return a state of a node, or of all nodes of a name, as text: its index, and its label if it has one."""
     from bnet_transformer.data.encode import encode_value
-    from bnet_transformer.graph.node_families import find_family
+    from bnet_transformer.graph.queries import find_family
 
     first = find_family(s.ground, node).nodes[0]
     number, labels = int(encode_value(s.state.model, first, state, evidence=True)), s.state.labels(first)
@@ -372,7 +370,7 @@ def _format_state(s: Sentence, node: str, state: object) -> str:
     cls=SignatureCommand,
     short_help="Rank heads by importance.",
     formats=(*IMAGES, *TABLES),
-    options=[ApiOptions("attention/heads/head_inclusion.py", ("inclusion",), INCLUSION_OPTIONS)],
+    options=[ApiOptions("attention/inclusion.py", ("inclusion",), INCLUSION_OPTIONS)],
 )
 def heads(
     source: TextSource,
@@ -400,7 +398,8 @@ def heads(
     """
     texts = source.read_texts()[:limit]
     output.check()
-    from bnet_transformer.attention.heads import inclusion, roles as find_roles
+    from bnet_transformer.attention.inclusion import inclusion
+    from bnet_transformer.attention.roles import roles as find_roles
 
     net = inputs.load_model(model)
     sentences: list[object] = [inputs.split_stacks(net, text) for text in texts]

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.execution_state import ExecutionState
 from bnet_transformer.compiler.fused import (
     FUSED_TPMS,
     AttentionInputs,
@@ -33,6 +32,7 @@ from bnet_transformer.compiler.fused import (
     is_softmax_dot_product,
 )
 from bnet_transformer.compiler.gather import (
+    ExecutionState,
     build_context,
     find_word_picks,
     gather_parents,
@@ -48,7 +48,7 @@ from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.tpm import Affine, Attention, EvalContext, Recur, Select
 from bnet_transformer.tpm.base import broadcast_shapes
-from bnet_transformer.tpm.steps import ACTIVATIONS
+from bnet_transformer.tpm.deterministic import ACTIVATIONS
 
 Picks = tuple[tuple[str, int], ...]  # plates with the groups of their selectors
 

@@ -1,8 +1,7 @@
 """The cost of a net: parameters, FLOPs and bytes of each node group, exact in the number of words, and their orders.
 
 flop_counter   the dims of each value and the multiplications of each node group, from the plan of the compiler
-path_length    the path length between two words, and the number of sequential steps of a slice
-net_cost       `cost`: both, for node groups, slices and the net
+net_cost       `cost`: node groups, slices and the net; the path length between words, and the sequential steps
 """
 
 from bnet_transformer.cost.flop_counter import Polynomial

@@ -2,13 +2,10 @@
 
 The pipeline, in the order in which data flows:
 
-    word_encoder   the words of one stack: text, ids, vectors or an image -> a tensor
-    encode         one sentence -> `EncodedSentence`; a value of `do` or evidence -> a tensor
-    batch          many sentences, padded, with masks and evidence -> `Batch`
-    task           infers from a net what data it takes: its words and its readouts
-    examples       one sentence with its observations -> `Example`; columns of a net without words
-    arrays         whole arrays, and streams of tokens cut into windows
-    dataset        data of any form -> `Dataset`, minibatches by step
+    encode         the words of one stack (text, ids, vectors, an image) -> a tensor; one sentence ->
+                   `EncodedSentence`; a value of `do` or evidence -> a tensor
+    batch          many sentences, padded, with masks and evidence -> `Batch`; infers from a net what data it takes
+    dataset        data of any form -> `Dataset`, minibatches by step: sentences, columns, arrays, streams of tokens
 """
 
 from bnet_transformer.data.batch import Batch, Evidence

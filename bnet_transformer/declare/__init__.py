@@ -1,8 +1,8 @@
 """From a declaration to a net. All names, arrows, cycles and shapes are checked, and all faults reported at once.
 
-`declaration` defines the classes with which users declare a net. `templates` unrolls nodes over slices, resolves arrows
-and sorts the result into the template graph. `network` infers shapes and parameters from parents to children
-(`declare`). `io` saves a net to a file and loads it.
+`declaration` defines the classes with which users declare a net; it unrolls nodes over slices, resolves arrows and
+sorts the result into the template graph. `network` infers shapes and parameters from parents to children (`declare`).
+`io` saves a net to a file and loads it.
 """
 
 from bnet_transformer.declare.declaration import Arrow, Declaration, Node, Plate, Stack

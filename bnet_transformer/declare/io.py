@@ -23,7 +23,7 @@ from safetensors.torch import save as save_bytes, save_file
 from torch import Tensor
 
 from bnet_transformer import declare as networks, tpm
-from bnet_transformer._core import json_values
+from bnet_transformer._core import results
 from bnet_transformer._core.checks import check_seed
 from bnet_transformer._core.files import (
     MAX_HEADER_BYTES,
@@ -34,8 +34,8 @@ from bnet_transformer._core.files import (
     wrap_read_errors,
 )
 from bnet_transformer._core.naming import Reach
-from bnet_transformer._core.saved_results import register_codec
-from bnet_transformer._core.tokenizer import Tokenizer
+from bnet_transformer._core.results import register_codec
+from bnet_transformer._core.tokens import Tokenizer
 from bnet_transformer.declare import Declaration, Network
 from bnet_transformer.declare.network import build_structure, check_parameters
 from bnet_transformer.errors import BNetError, FileError, unknown_name_error
@@ -193,7 +193,7 @@ CLASS_REGISTRY: dict[str, type] = {
 
 def to_json_data(value: object, location: str) -> Any:
     """A value as JSON data; raises an error for a value that JSON cannot restore."""
-    return json_values.to_json_data(value, location, _encode_dataclass)
+    return results.to_json_data(value, location, _encode_dataclass)
 
 
 def _encode_dataclass(value: object, location: str) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def find_untrusted_classes(data: object) -> Iterator[str]:
 
 def from_json_data(data: object, location: str) -> Any:
     """The value of JSON data. It imports the classes in the data, so call `find_untrusted_classes` first."""
-    return json_values.from_json_data(data, location, _build_object)
+    return results.from_json_data(data, location, _build_object)
 
 
 def _build_object(data: dict[str, Any], location: str) -> Any:

@@ -17,18 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.arrays import is_dense
 from bnet_transformer._core.checks import check_mapping, check_names, set_frozen
-from bnet_transformer._core.memory import check_memory
 from bnet_transformer._core.naming import WORD, Reach
-from bnet_transformer._core.tokenizer import Tokenizer
-from bnet_transformer._core.tokens import Labels
-from bnet_transformer.declare.declaration import Declaration
-from bnet_transformer.declare.templates import NodeTemplate, collection_axes, declaration_to_graph
+from bnet_transformer._core.process import check_memory
+from bnet_transformer._core.tensors import is_dense
+from bnet_transformer._core.tokens import Labels, Tokenizer
+from bnet_transformer.declare.declaration import Declaration, NodeTemplate, collection_axes, declaration_to_graph
 from bnet_transformer.errors import NOT_GIVEN, BNetError, BudgetError, DeclarationError, DeclarationFault, format_value
 from bnet_transformer.graph.template_graph import NodeGroup, TemplateGraph
-from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape
-from bnet_transformer.tpm.field_checks import check_concentration
+from bnet_transformer.tpm.base import TPM, Parameter, Parent, Shape, check_concentration
 
 MAX_GROUPS = 50_000
 LOGIT_PARAMETERS = ("logits", "initial")  # the parameters of discrete TPMs with rows that are logits of their states

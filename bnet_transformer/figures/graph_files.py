@@ -19,12 +19,18 @@ from xml.sax.saxutils import escape, quoteattr
 import networkx as nx
 
 from bnet_transformer.declare import Network
+from bnet_transformer.figures.fonts import Density, TextRun, escape_invisible, label_to_text
 from bnet_transformer.figures.graph_layout import layout_ground_graph, layout_template_graph
-from bnet_transformer.figures.labels import TextRun, escape_invisible, label_to_text
 from bnet_transformer.figures.options import DEFAULT_LIMIT
-from bnet_transformer.figures.picture import NodeBox, Picture, PictureArrow
-from bnet_transformer.figures.size import Density
-from bnet_transformer.figures.style import LABEL_SIZE, arrow_colour, get_palette, make_arrow
+from bnet_transformer.figures.picture import (
+    LABEL_SIZE,
+    NodeBox,
+    Picture,
+    PictureArrow,
+    arrow_colour,
+    get_palette,
+    make_arrow,
+)
 
 Attributes = dict[str, Any]
 

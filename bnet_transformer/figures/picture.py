@@ -1,4 +1,4 @@
-"""The layout of a figure: boxes, arrows, frames and texts with their positions in points; and the geometry of arrows.
+"""A picture: boxes, arrows, frames and texts with their positions in points, and their style, legend and caption.
 
 y increases downwards. The route of an arrow is a chain of cubic Bézier curves. A `Picture` is independent of file
 formats and architectures, and the writers (`svg`, `dot`, `tikz`) use nothing else.
@@ -7,14 +7,16 @@ formats and architectures, and the writers (`svg`, `dot`, `tikz`) use nothing el
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 import networkx as nx
 
-from bnet_transformer.figures.labels import TextRun, label_to_text, measure_label
+from bnet_transformer._core.checks import check_choice
+from bnet_transformer.figures.fonts import TextRun, fill_lines, label_to_text, measure_label, text_to_label
 
 Point = tuple[float, float]
 Bounds = tuple[float, float, float, float]  # left, top, right, bottom
@@ -283,3 +285,346 @@ def _point_towards(start: Point, end: Point, length: float) -> Point:
     """The point at a distance from one point on the way to another."""
     distance = math.dist(start, end)
     return start[0] + (end[0] - start[0]) * length / distance, start[1] + (end[1] - start[1]) * length / distance
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Style of pictures: colours, fills, borders and dashes with their meaning, the legend, and the caption.
+#
+# The name of a colour has one meaning in every picture, in the light and the dark theme. Colour-blind readers can
+# distinguish the colours, and a border, a dash or a label repeats the meaning of each colour.
+
+
+LABEL_SIZE = 11.0  # of labels
+CAPTION_SIZE = 8.5  # of the legend and the caption
+HEADING_SIZE = 12.0  # of the text above a figure
+BOX_HEIGHT = 26.0
+DOT_MARK_SIZE = 7.0  # of the text of a marked dot
+MAX_CROSSED_POINTS = 20  # of arrows behind a text at the height of its dot, before it is above or below
+MIN_TEXT_WIDTH = 220.0  # of the legend and the caption of a small figure
+SAMPLE_WIDTH = 30.0  # of a sample of the legend, with the gap to its text
+DEFAULT_MARK = "marked"
+FADED_OPACITY = 0.3  # of nodes that are not highlighted
+
+ROLE_DASHES = {"q": "solid", "k": "dash", "v": "dot"}
+ARROW_WIDTH = (0.5, 2.3)  # of an arrow with probability 0, and the increment for probability 1
+ARROW_OPACITY = (0.25, 0.75)  # likewise: for probability 0, and the increment for probability 1
+ROLE_TEXTS = {"q": "query q", "k": "key k", "v": "value v"}
+
+
+COLOURS = {
+    "ink": ("#1b1f24", "#e6e9ee"),  # text and borders
+    "paper": ("#ffffff", "#14171c"),
+    "grey": ("#6b7280", "#98a1ae"),  # background: secondary text, plain arrows
+    "prior": ("#b4bac3", "#5d6673"),  # a distribution before the evidence
+    "line": ("#d5d9df", "#353b45"),  # frames and grids
+    "q": ("#cc2f27", "#ff7a70"),  # queries, red as in the chapter
+    "k": ("#0b66ad", "#62aef0"),  # keys
+    "v": ("#0b8a68", "#3fc79d"),  # values
+    "observed": ("#d9dce1", "#474e59"),  # fill of an observed node
+    "do": ("#f6c453", "#a8741a"),  # fill of a node that is set by do
+    "learnable": ("#8a5a9e", "#c79bdb"),  # learned parameters
+    "accent": ("#0b66ad", "#62aef0"),  # the subject of the figure
+    "second": ("#c2571a", "#f0995c"),  # the reference that the subject is compared with
+}
+PALETTES: Mapping[str, Mapping[str, str]] = {
+    theme: {name: pair[k] for name, pair in COLOURS.items()} for k, theme in enumerate(("light", "dark"))
+}
+
+# Heads and other unordered categories: the palette of Okabe and Ito (2008, "Color Universal Design"), darkened or
+# lightened for contrast with the background of the theme.
+HEAD_COLOURS: Mapping[str, tuple[str, ...]] = {
+    "light": ("#0b66ad", "#c2571a", "#0b8a68", "#b3588c", "#b07d00", "#4a9fd0", "#6b7280", "#6a4c93"),
+    "dark": ("#62aef0", "#f0995c", "#3fc79d", "#e393bf", "#e6c04d", "#9fd5f7", "#98a1ae", "#b79ae0"),
+}
+
+
+def get_palette(theme: str = "light") -> Mapping[str, str]:
+    """The named colours of a theme, `light` or `dark`.
+
+    >>> get_palette("light")["q"], get_palette("dark")["paper"]
+    ('#cc2f27', '#14171c')
+    """
+    check_choice("theme", theme, tuple(PALETTES))
+    return PALETTES[theme]
+
+
+def arrow_colour(parent: str, child: str) -> str:
+    """Return the name of an arrow's colour: that of q, k or v if a role at one of its ends is q, k or v, else grey.
+
+    >>> arrow_colour("x", "q"), arrow_colour("k", "x"), arrow_colour("enc.x", "cross_v"), arrow_colour("c", "W_q")
+    ('q', 'k', 'v', 'grey')
+    """
+    return _role_letter(child) or _role_letter(parent) or "grey"
+
+
+def _role_letter(role: str) -> str:
+    """The letter q, k or v of a role; an empty string for other roles and for weights."""
+    last = role.rsplit("_", 1)[-1]
+    return last if last in ROLE_DASHES and not role.startswith("W_") else ""
+
+
+def make_arrow(source: str, target: str, colour: str, weight: float | None = None, title: str = "") -> PictureArrow:
+    """Return an arrow without a route; its probability `weight` determines width and opacity."""
+    style = 0.9, 1.0
+    if weight is not None:
+        style = ARROW_WIDTH[0] + ARROW_WIDTH[1] * weight, ARROW_OPACITY[0] + ARROW_OPACITY[1] * weight
+    dash = ROLE_DASHES.get(colour, "solid")
+    return PictureArrow(source, target, (), colour, *style, dash=dash, weight=weight, title=title)
+
+
+def border_colour(box: NodeBox) -> str:
+    """Return the name of the colour of a box's border, which depends on its mark."""
+    if not box.mark:
+        return "ink"
+    return {"given": "second", "collider": "second", "y": "learnable"}.get(box.mark, "accent")
+
+
+def box_outlines(box: NodeBox) -> Iterator[tuple[float, float, float]]:
+    """The rectangles of a box, from back to front, as (offset of top left, offset of bottom right, line width).
+
+    Offsets are along both axes. The inner line of a double border comes last.
+    """
+    for k in range(box.num_stacked, -1, -1):
+        yield 2.5 * k, 2.5 * k, 2.2 if box.mark and not k else 0.9
+    if box.border == "double":
+        yield 2.5, -2.5, 0.7
+
+
+def split_arrow_head(arrow: PictureArrow) -> tuple[tuple[Point, ...], tuple[Point, ...]]:
+    """Return the curves of an arrow's line, which end inside its head, and the corners of the head, the tip first."""
+    if not arrow.has_head:
+        return arrow.points, ()
+    (x1, y1), before = arrow.points[-1], arrow.points[-2]
+    x0, y0 = before if before != (x1, y1) else arrow.points[0]
+    length = math.hypot(x1 - x0, y1 - y0) or 1.0
+    dx, dy = (x1 - x0) / length, (y1 - y0) / length
+    size = 4.2 + 1.3 * arrow.width
+    bx, by, half = x1 - size * dx, y1 - size * dy, 0.36 * size
+    inside = (x1 - 0.8 * size * dx, y1 - 0.8 * size * dy)
+    head = (x1, y1), (bx - half * dy, by + half * dx), (bx + half * dy, by - half * dx)
+    return (*arrow.points[:-1], inside), head
+
+
+def _sample_box(**fields: Any) -> NodeBox:
+    """A box for the legend."""
+    return NodeBox("", 0.0, 0.0, 22.0, 14.0, **fields)
+
+
+def collect_legend(
+    boxes: Sequence[NodeBox], arrows: Sequence[PictureArrow]
+) -> list[tuple[NodeBox | PictureArrow, str]]:
+    """Return a sample and an explanation for every style that a picture uses."""
+    signs: list[tuple[bool, NodeBox, str]] = [
+        (any(b.border == "double" for b in boxes), _sample_box(border="double"), "deterministic"),
+        (any(b.border == "single" and b.fill == "paper" for b in boxes), _sample_box(), "stochastic"),
+        (any(b.is_dashed for b in boxes), _sample_box(is_dashed=True), "learnable TPM"),
+        (any(b.fill == "observed" for b in boxes), _sample_box(fill="observed"), "observed"),
+        (any(b.fill == "do" for b in boxes), _sample_box(fill="do", border="double"), "set by do"),
+        (any(b.num_stacked for b in boxes), _sample_box(num_stacked=2), "repeated over plates"),
+    ]
+    entries: list[tuple[NodeBox | PictureArrow, str]] = [(sample, text) for is_used, sample, text in signs if is_used]
+    for role in dict.fromkeys("effect" if b.mark[0] in "+-" else b.mark for b in boxes if b.mark):
+        marked = next(b for b in boxes if b.mark and role == ("effect" if b.mark[0] in "+-" else b.mark))
+        box = _sample_box(mark=role)
+        if marked.border == "dot":
+            box = replace(box, border="dot", width=marked.width, height=marked.height)
+        entries.append((box, role))
+    colours = {arrow.colour for arrow in arrows}
+    entries += [(_sample_arrow(colour), text) for colour, text in ROLE_TEXTS.items() if colour in colours]
+    has_heads = any(arrow.has_head for arrow in arrows)
+    if "accent" in colours:
+        entries.append((replace(_sample_arrow("accent"), has_head=has_heads), "from word j to word i"))
+    if any(arrow.weight is not None for arrow in arrows):
+        sample = _sample_arrow("accent" if "accent" in colours else "grey")
+        entries.append((replace(sample, width=2.6, has_head=has_heads), "P(j | i), by width and contrast"))
+    return entries
+
+
+def _sample_arrow(colour: str) -> PictureArrow:
+    """An arrow for the legend."""
+    return PictureArrow(
+        "",
+        "",
+        cubic_curve((-12.0, 0.0), (12.0, 0.0), sideways=True),
+        colour,
+        1.1,
+        dash=ROLE_DASHES.get(colour, "solid"),
+    )
+
+
+def to_sentence_case(text: str) -> str:
+    """Return the text with its first letter in upper case.
+
+    >>> to_sentence_case("mean over 2 heads")
+    'Mean over 2 heads'
+    """
+    return text[:1].upper() + text[1:]
+
+
+def label_marks(picture: Picture) -> Iterator[TextLine]:
+    """Yield the marks of highlighted boxes as texts above the boxes, and different marks of dots next to the dots."""
+    occupied = [line.bounds for line in picture.lines]
+    occupied += [box.bounds for box in picture.boxes if box.border == "dot"]
+    labelled = [box for box in picture.boxes if box.mark not in ("", DEFAULT_MARK)]
+    dot_marks = {box.mark for box in labelled if box.border == "dot"}
+    has_dots = len(dot_marks) > 1 or any(mark[0] in "+-" for mark in dot_marks)  # the legend has a single label
+    points = [point for arrow in picture.arrows for point in _sample_curve(arrow.points)] if has_dots else []
+    for box in labelled:
+        left, top, _, _ = box.bounds
+        if box.border != "dot":
+            yield TextLine(left + 1.0, top - 6.5, text_to_label(box.mark), "start", 7.5, border_colour(box))
+        elif has_dots and (line := _label_dot(box, occupied, points)) is not None:
+            occupied.append(line.bounds)
+            yield line
+
+
+def _label_dot(box: NodeBox, occupied: Sequence[Bounds], points: Sequence[Point]) -> TextLine | None:
+    """Return the mark of a dot as text at the side with the fewest points of arrows; None if no side has space."""
+    across, along = box.width / 2 + 2.0, box.height / 2 + DOT_MARK_SIZE / 2 + 0.5
+    sides = [(dx, dy, anchor) for dx, anchor in ((across, "start"), (-across, "end")) for dy in (0.0, -along, along)]
+    label, colour = text_to_label(box.mark), border_colour(box)
+    candidates = []
+    for dx, dy, anchor in sides:
+        line = TextLine(box.x + dx, box.y + dy, label, anchor, DOT_MARK_SIZE, colour)
+        left, top, right, bottom = line.bounds
+        if not any(left < x1 and x0 < right and top < y1 - 0.5 and y0 + 0.5 < bottom for x0, y0, x1, y1 in occupied):
+            count = sum(left < x < right and top < y < bottom for x, y in points)
+            candidates.append((count + (MAX_CROSSED_POINTS if dy else 0), line))
+    return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
+
+
+def _sample_curve(points: Sequence[Point], count: int = 16) -> Iterator[Point]:
+    """Yield points of a chain of cubic curves."""
+    for start in range(0, len(points) - 3, 3):
+        curve = points[start : start + 4]
+        for k in range(count + 1):
+            t = k / count
+            factors = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3)
+            pairs = list(zip(factors, curve, strict=True))
+            yield sum(f * x for f, (x, _) in pairs), sum(f * y for f, (_, y) in pairs)
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The layout of a figure before its texts are added.
+
+    Args:
+        content: The boxes, arrows, frames and their labels.
+        title: What the figure shows.
+        caption: Sentences without full stops; empty ones are ignored.
+        has_legend: Whether the styles of boxes and arrows are explained.
+        has_box_signs: Whether the legend explains boxes; else it explains only arrows.
+    """
+
+    content: Picture
+    title: str
+    caption: Sequence[str] = ()
+    has_legend: bool = True
+    has_box_signs: bool = True
+
+    @cached_property
+    def signs(self) -> list[tuple[NodeBox | PictureArrow, str]]:
+        """The samples of the legend with their explanations."""
+        if not self.has_legend:
+            return []
+        return collect_legend(self.content.boxes if self.has_box_signs else (), self.content.arrows)
+
+    @property
+    def full_caption(self) -> str:
+        """The caption as one text."""
+        return " ".join(f"{sentence}." for sentence in self.caption if sentence)
+
+    def min_text_width(self, heading: str) -> float:
+        """The width of the longest part that has no line break: a word, or an entry of the legend."""
+        widths = [measure_label(text_to_label(word), CAPTION_SIZE) for word in self.full_caption.split()]
+        widths += [measure_label(text_to_label(word), HEADING_SIZE) for word in heading.split()]
+        widths += [measure_label(text_to_label(text), CAPTION_SIZE) + SAMPLE_WIDTH for _, text in self.signs]
+        return max(widths, default=0.0)
+
+
+def add_texts(drawing: Drawing, heading: str = "", text_width: float | None = None) -> Picture:
+    """Add the heading above a drawing, and its legend and caption below.
+
+    `text_width` is the width at which they are wrapped; None for the width of the drawing, but at least a width at
+    which they are readable.
+    """
+    picture = add_marks(drawing.content)
+    left, top, right, bottom = extent(picture)
+    width = text_width
+    if width is None:
+        lengths = [
+            measure_label(text_to_label(text), size)
+            for text, size in ((drawing.full_caption, CAPTION_SIZE), (heading, HEADING_SIZE))
+        ]
+        width = max(right - left, min(MIN_TEXT_WIDTH, max(lengths)), drawing.min_text_width(heading))
+    left -= (width - (right - left)) / 2
+    entries, y = _layout_legend(drawing.signs, left, width, bottom + 24.0)
+    lines = _wrap_text(drawing.full_caption, width, CAPTION_SIZE)
+    texts = [
+        TextLine(left + width / 2, y + 13.0 * k, text_to_label(text), size=CAPTION_SIZE, colour="grey")
+        for k, text in enumerate(lines)
+    ]
+    for k, text in enumerate(reversed(_wrap_text(heading, width, HEADING_SIZE))):
+        y = top - 16.0 - 1.4 * HEADING_SIZE * k
+        texts.append(TextLine(left + width / 2, y, text_to_label(text), size=HEADING_SIZE))
+    titles: dict[str, Any] = {"title": heading or drawing.title, "heading": heading, "caption": drawing.full_caption}
+    return replace(picture, texts=(*picture.texts, *texts), legend=tuple(entries), **titles)
+
+
+def add_marks(picture: Picture) -> Picture:
+    """Add the marks of highlighted boxes as texts."""
+    return replace(picture, texts=(*picture.texts, *label_marks(picture)))
+
+
+def _layout_legend(
+    signs: Sequence[tuple[NodeBox | PictureArrow, str]], left: float, max_width: float, y: float
+) -> tuple[list[LegendEntry], float]:
+    """The entries of the legend in centred rows of similar length, and the y below the last row."""
+    if not signs:
+        return [], y
+    widths = [
+        (sample, text, SAMPLE_WIDTH + measure_label(text_to_label(text), CAPTION_SIZE) + 14.0) for sample, text in signs
+    ]
+    width = max_width + 14.0  # the gap after the last entry of a row is not drawn
+    rows = _wrap_entries(widths, width)
+    while width > 60.0 and len(_wrap_entries(widths, width * 0.97)) == len(rows):  # rows of about one length
+        width *= 0.97
+    entries = []
+    for row in _wrap_entries(widths, width):
+        x = left + (max_width - sum(entry_width for *_, entry_width in row) + 14.0) / 2
+        for sample, text, entry_width in row:
+            text_line = TextLine(x + SAMPLE_WIDTH, y, text_to_label(text), "start", CAPTION_SIZE)
+            offset = -2.5 if isinstance(sample, NodeBox) and sample.num_stacked else 0.0
+            entries.append(LegendEntry(translate(sample, x + 12.0 + offset, y), text_line))
+            x += entry_width
+        y += 17.0
+    return entries, y + 2.0
+
+
+def _wrap_entries(
+    signs: Sequence[tuple[NodeBox | PictureArrow, str, float]], max_width: float
+) -> list[list[tuple[NodeBox | PictureArrow, str, float]]]:
+    """Distribute the entries of a legend over rows of at most `max_width`."""
+    rows: list[list[tuple[NodeBox | PictureArrow, str, float]]] = [[]]
+    for sign in signs:
+        if rows[-1] and sum(need for *_, need in rows[-1]) + sign[2] > max_width:
+            rows.append([])
+        rows[-1].append(sign)
+    return rows
+
+
+_WORD = re.compile(r"\S*P\(j \| i\)\S*|\S+")  # of a text that is wrapped; a probability is not divided
+
+
+def _wrap_text(text: str, max_width: float, size: float) -> list[str]:
+    """The lines of a text of at most `max_width`, of about one length."""
+    lines = _break_lines(text, max_width, size)
+    width = max_width
+    while len(lines) > 1 and width > 60.0 and len(shorter := _break_lines(text, width * 0.97, size)) == len(lines):
+        width, lines = width * 0.97, shorter
+    return lines
+
+
+def _break_lines(text: str, max_width: float, size: float) -> list[str]:
+    """The lines of a text, as long as possible; a word that is wider than `max_width` is a line."""
+    return fill_lines(_WORD.findall(text), lambda line: measure_label(text_to_label(line), size) <= max_width)

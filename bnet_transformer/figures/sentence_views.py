@@ -13,25 +13,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.naming import WORD, join_name, join_path, split_path
+from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.attention.tan import build_box_namer
 from bnet_transformer.bridges.networkx import ground_graph_to_networkx
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count, unknown_name_error
 from bnet_transformer.figures.attention_grid import (
     StateAttention,
+    describe_special_words,
+    exclude_special_words,
     get_attention_specs,
     get_end_states,
     layout_attention_grid,
     select_edges,
 )
-from bnet_transformer.figures.fit_width import compose_picture
+from bnet_transformer.figures.fonts import GRID_DENSITIES, Density, format_token
 from bnet_transformer.figures.graph_layout import layout_ground_graph, layout_net, make_drawing
-from bnet_transformer.figures.labels import format_token
 from bnet_transformer.figures.options import (
     VIEW_OPTIONS,
     FigureOptions,
+    compose_picture,
     drop_wordless_components,
     get_highlighted_names,
     limit_error,
@@ -40,15 +42,12 @@ from bnet_transformer.figures.options import (
     project_highlight,
     select_subgraph,
 )
-from bnet_transformer.figures.picture import Picture
-from bnet_transformer.figures.size import GRID_DENSITIES, Density
-from bnet_transformer.figures.special_tokens import describe_special_words, exclude_special_words
-from bnet_transformer.figures.style import Drawing
+from bnet_transformer.figures.picture import Drawing, Picture
 from bnet_transformer.graph import GroundGraph, NodeSelection, count_from_start, find_family
 from bnet_transformer.inference import SentenceState, arrow_weights
-from bnet_transformer.inference.joint_posterior import expected_group_attention
-from bnet_transformer.inference.selection import find_state_group
-from bnet_transformer.reference.node_tables import compute_read_mask
+from bnet_transformer.inference.posteriors import expected_group_attention
+from bnet_transformer.inference.query import find_state_group
+from bnet_transformer.reference import compute_read_mask
 
 MAX_UNFOLDED_ARROWS = 500  # by default, a sentence with at most this many arrows is drawn with all its nodes
 MAX_OPEN_STATES = 64  # by default, attention is averaged over at most this many joint states of the latent choices

@@ -27,19 +27,31 @@ from xml.sax import saxutils
 
 import graphviz
 
-from bnet_transformer.figures.dot import DotSource, to_dot
-from bnet_transformer.figures.font_names import GENERIC_FONTS, resolve_font
-from bnet_transformer.figures.labels import (
+from bnet_transformer.figures.fonts import (
+    GENERIC_FONTS,
+    PRINT_DPI,
     SCRIPT_SCALE,
     TextRun,
     escape_invisible,
     has_non_latin,
     label_to_text,
     measure_label,
+    resolve_font,
 )
-from bnet_transformer.figures.picture import DASH_PATTERNS, Frame, NodeBox, Picture, PictureArrow, TextLine
-from bnet_transformer.figures.size import PRINT_DPI
-from bnet_transformer.figures.style import FADED_OPACITY, LABEL_SIZE, box_outlines, get_palette, split_arrow_head
+from bnet_transformer.figures.graphviz import DotSource, to_dot
+from bnet_transformer.figures.picture import (
+    DASH_PATTERNS,
+    FADED_OPACITY,
+    LABEL_SIZE,
+    Frame,
+    NodeBox,
+    Picture,
+    PictureArrow,
+    TextLine,
+    box_outlines,
+    get_palette,
+    split_arrow_head,
+)
 
 SANS = "'DejaVu Sans', Verdana, 'Helvetica Neue', Arial, sans-serif"
 SERIF = "'DejaVu Serif', 'STIX Two Text', 'Times New Roman', serif"

@@ -11,11 +11,16 @@ from collections.abc import Iterator, Mapping
 
 from bnet_transformer.equations import PAGE_SETUP
 from bnet_transformer.figures.attention_grid import STATE_SIZE
-from bnet_transformer.figures.labels import SCRIPT_SCALE, TextRun
-from bnet_transformer.figures.picture import DASH_PATTERNS, Frame, NodeBox, Picture, PictureArrow, TextLine
-from bnet_transformer.figures.style import (
+from bnet_transformer.figures.fonts import SCRIPT_SCALE, TextRun
+from bnet_transformer.figures.picture import (
+    DASH_PATTERNS,
     FADED_OPACITY,
     LABEL_SIZE,
+    Frame,
+    NodeBox,
+    Picture,
+    PictureArrow,
+    TextLine,
     border_colour,
     box_outlines,
     get_palette,

@@ -1,23 +1,20 @@
 """The structure of a net, computed with integers; this package never imports torch.
 
 `template_graph` has one node group for each node template and slice, without words. `ground_graph` adds the words of a
-sentence; its nodes are integers, and arrows are computed on demand. `node_families` finds the nodes of a name or a
-pattern. `traversal` propagates marks along edges
-(ancestors, Markov blanket, topological order). `thinned_graph` and `d_separation` answer separation queries by the
-Bayes ball, 64 at once. `queries` contains the structure queries of `BNet` and `Sentence`, which take names. `quotient`
-contracts groups of nodes, and `arborescence` finds maximum spanning trees.
+sentence; its nodes are integers, and arrows are computed on demand. `traversal` propagates marks along edges
+(ancestors, Markov blanket, topological order). `d_separation` answers separation queries by the Bayes ball, 64 at once,
+on a thinned ground graph. `queries` contains the structure queries of `BNet` and `Sentence`, which take names and
+patterns. `quotient` contracts groups of nodes.
 """
 
 from bnet_transformer.graph.ground_graph import GroundGraph as GroundGraph, NodeSelection as NodeSelection
-from bnet_transformer.graph.node_families import (
-    NodeFamily as NodeFamily,
-    count_from_start as count_from_start,
-    find_family as find_family,
-)
 from bnet_transformer.graph.queries import (
+    NodeFamily as NodeFamily,
     Separation as Separation,
     StructureQueries as StructureQueries,
     Trail as Trail,
+    count_from_start as count_from_start,
+    find_family as find_family,
 )
 from bnet_transformer.graph.quotient import Quotient as Quotient, shrink as shrink
 from bnet_transformer.graph.template_graph import (

@@ -13,8 +13,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer.graph.ground_graph import GroundGraph, Ids
-from bnet_transformer.graph.thinned_graph import thin_graph
+from bnet_transformer.graph.ground_graph import GroundGraph, Ids, thin_graph
 from bnet_transformer.graph.traversal import CutMarks, propagate_marks
 
 Bits = NDArray[np.uint64]  # [..., lanes]: bit q % 64 of lane q // 64 belongs to query q

@@ -13,7 +13,7 @@ from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.picture_registry import Drawable
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph.ground_graph import ALL_NODES, GroundGraph, NodeSelection
-from bnet_transformer.graph.node_families import find_family
+from bnet_transformer.graph.queries import find_family
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from bnet_transformer import reference
-from bnet_transformer._core.torch_context import enable_gradients
+from bnet_transformer._core.tensors import enable_gradients
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import ancestral_order
-from bnet_transformer.inference.node_evaluator import get_normal
-from bnet_transformer.inference.routing import route_reference
+from bnet_transformer.inference.plan import route_reference
+from bnet_transformer.inference.values import get_normal
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun
 
 K = TypeVar("K")

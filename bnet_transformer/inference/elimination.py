@@ -17,16 +17,15 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_int
-from bnet_transformer._core.memory import ignore_caller_modes
 from bnet_transformer._core.naming import WORD, join_name
-from bnet_transformer._core.torch_context import enable_gradients
-from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState, NodePatches, StackTensors
-from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.compiler.validate_inputs import is_readable
+from bnet_transformer._core.process import ignore_caller_modes
+from bnet_transformer._core.tensors import enable_gradients
+from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState, NodePatches, StackTensors
+from bnet_transformer.compiler.module import CompiledModule, is_readable
 from bnet_transformer.data import Evidence
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.graph import NodeGroup
-from bnet_transformer.inference.chain import chain_log_partition, most_probable_path
+from bnet_transformer.inference.contraction import chain_log_partition, most_probable_path
 from bnet_transformer.inference.factors import LOG_ZERO, Factor, build_factors
 from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm.base import broadcast_shapes

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer._core.memory import check_memory
-from bnet_transformer.compiler.execution_state import ExecutionRequest, ExecutionState
+from bnet_transformer._core.process import check_memory
+from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec
@@ -31,6 +31,7 @@ from bnet_transformer.errors import BNetError, BudgetError, format_count
 from bnet_transformer.graph.traversal import CutMarks, Marks, propagate_marks
 from bnet_transformer.inference.contraction import (
     EliminationOrder,
+    JointRows,
     LogTable,
     compute_joint_table,
     compute_marginals,
@@ -41,11 +42,11 @@ from bnet_transformer.inference.contraction import (
     sum_out,
 )
 from bnet_transformer.inference.factors import LOG_ZERO, align_evidence, evidence_log_prob, state_log_probs
-from bnet_transformer.inference.joint_rows import JointRows
-from bnet_transformer.inference.obstacles import Fault, find_mixed_type_fault
 from bnet_transformer.inference.query import (
+    Fault,
     Query,
     build_length_inputs,
+    find_mixed_type_fault,
     find_set_groups,
     group_evidence,
     group_interventions,

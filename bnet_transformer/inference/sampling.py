@@ -7,7 +7,7 @@ posterior, and every other random node is drawn from its TPM, parents before chi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
@@ -16,30 +16,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.naming import count_word_from_start, match_names, split_pattern
-from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer._core.tokens import distinguish
-from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.compiler.validate_inputs import lay_out_value
+from bnet_transformer.compiler.evaluate import Scan, WordStep
+from bnet_transformer.compiler.gather import ExecutionState, pad_dims
+from bnet_transformer.compiler.module import CompiledModule, lay_out_value
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import UnknownNameError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeGroup, topological_order
 from bnet_transformer.inference import elimination
 from bnet_transformer.inference.elimination import get_full_shape
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
-from bnet_transformer.inference.joint_posterior import joint_log_evidence, joint_state_probs
-from bnet_transformer.inference.node_evaluator import NodeEvaluator, get_normal
-from bnet_transformer.inference.obstacles import Fault, Obstacle
-from bnet_transformer.inference.query import (
-    Query,
-    build_request_arguments,
-    group_evidence,
-    group_values,
-    iter_chunks,
-    with_sentence_scope,
-)
-from bnet_transformer.inference.routing import (
+from bnet_transformer.inference.plan import (
     Route,
     find_elimination_fault,
     format_fault,
@@ -47,12 +37,82 @@ from bnet_transformer.inference.routing import (
     with_cost,
     with_factor_graph,
 )
-from bnet_transformer.inference.sampling_scan import SamplingScan
+from bnet_transformer.inference.posteriors import joint_log_evidence, joint_state_probs
+from bnet_transformer.inference.query import (
+    Fault,
+    Obstacle,
+    Query,
+    build_request_arguments,
+    group_evidence,
+    group_values,
+    iter_chunks,
+    with_sentence_scope,
+)
+from bnet_transformer.inference.values import NodeEvaluator, get_normal
 from bnet_transformer.reference import GroundModel, ReferenceRun
 from bnet_transformer.tpm import Attention
+from bnet_transformer.tpm.base import Shape
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Samples of groups that depend on each other at neighbouring words, drawn word by word for all samples at once.
+
+
+class SamplingScan(Scan):
+    """A scan of one recurrent component that draws the states of its discrete groups, each word from its TPM.
+
+    Nodes of these groups with an entry in `state.patched` have this value for their children.
+
+    Args:
+        state: The state of a run with the values of all groups outside the component.
+        component: The groups of the component, in the order of their computation at one word.
+        shapes: For each sampled group, the shape of its states, `[*layout]`.
+        draw_states: A function from logits `[..., states]` to a sample of each row, `[...]`.
+        known_states: The states of some nodes of sampled groups, `[*layout]`, and the mask of these nodes.
+    """
+
+    def __init__(
+        self,
+        state: ExecutionState,
+        component: Sequence[int],
+        shapes: Mapping[int, Shape],
+        draw_states: Callable[[Tensor], Tensor],
+        known_states: Mapping[int, tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        super().__init__(state, component)
+        self.shapes, self.draw_states = shapes, draw_states
+        self.known_states = {
+            index: (self.split_by_word(states), self.split_by_word(mask))
+            for index, (states, mask) in (known_states or {}).items()
+        }
+        self.states: dict[int, list[Tensor]] = {index: [] for index in shapes}
+
+    def build_step(self, spec: NodeSpec) -> WordStep:
+        """The step of one group; a sampled group is drawn from its TPM."""
+        index = spec.group.index
+        if index not in self.states:
+            return super().build_step(spec)
+
+        def sample_word(word: int) -> None:
+            context, parents = self.gather_word(spec, word)
+            logits = spec.tpm.logits(context, *parents)
+            sampled = self.draw_states(logits.expand(*self.shapes[index][:-1], 1, logits.shape[-1]))
+            if index in self.known_states:
+                states, mask = self.known_states[index]
+                sampled = sampled.where(~mask[word], states[word])
+            self.states[index].append(sampled)
+            self.append_value(index, word, pad_dims(self.state, spec, spec.tpm.emit(context, sampled)))
+
+        return sample_word
+
+    def sample(self) -> dict[int, Tensor]:
+        """Draw the states of all words of each sampled group, `[*layout]`."""
+        self.run()
+        return {index: self.concat(states) for index, states in self.states.items()}
+
 
 MAX_NAMES = 8  # nodes that the repr of samples names
 MAX_JOINT_STATES = 2**12  # joint states up to which the posterior is one table

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer import reference
-from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.saved_results import Fields, SavedResult
+from bnet_transformer._core.results import Fields, SavedResult
+from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestral_order
-from bnet_transformer.inference.node_evaluator import get_normal
+from bnet_transformer.inference.plan import route_reference
 from bnet_transformer.inference.query import Query
-from bnet_transformer.inference.routing import route_reference
+from bnet_transformer.inference.values import get_normal
 from bnet_transformer.reference import GroundModel, Interventions, ReferenceRun
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""Learning parameters, and generation with trained nets.
+"""Learning parameters.
 
-`training` trains by gradient descent, generates text and forecasts series. `fit` fits nets with latent choices by MAP,
-EM, Laplace, SVI or NUTS. Both save and resume runs with `checkpoint`.
+`training` trains by gradient descent. `fit` fits nets with latent choices by MAP, EM, Laplace, SVI or NUTS, and
+`calibration` checks its posteriors by simulation. Training and fits save and resume runs with `checkpoint`.
 """

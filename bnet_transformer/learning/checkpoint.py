@@ -16,9 +16,15 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int, set_frozen
-from bnet_transformer._core.field_types import check_type
-from bnet_transformer._core.files import as_path, exclusive_lock, read_tensors, wrap_read_errors, write_tensors
-from bnet_transformer._core.hashing import compute_digest
+from bnet_transformer._core.files import (
+    as_path,
+    compute_digest,
+    exclusive_lock,
+    read_tensors,
+    wrap_read_errors,
+    write_tensors,
+)
+from bnet_transformer._core.results import check_type
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, FileError
 

@@ -1,19 +1,26 @@
-"""The architectures: each file has a function with the name of the file, which returns a `BNet`.
+"""The architectures: functions that return a `BNet`.
 
-To add an architecture, add a file; its function becomes `bt.models.<name>`. Files with names that begin with `_` are
-shared code. `weights_of` converts the weights of torch's modules, and `shift_right` computes a decoder's inputs from
-its outputs.
+To add an architecture, write its function and add its name to `ARCHITECTURES`; it becomes `bt.models.<name>`.
+`builders` contains what several architectures share. `weights_of` converts the weights of torch's modules, and
+`shift_right` computes a decoder's inputs from its outputs.
 """
 
-import importlib
-import pkgutil
+from bnet_transformer.models.bayesuvius import bayesuvius
+from bnet_transformer.models.builders import shift_right, weights_of
+from bnet_transformer.models.geometric import geometric, volume_preserving
+from bnet_transformer.models.recurrent import recurrent
+from bnet_transformer.models.transformer import decoder, encoder, encoder_decoder
 
-from bnet_transformer.models._builders import shift_right
-from bnet_transformer.models._from_torch import weights_of
+ARCHITECTURES = ["bayesuvius", "decoder", "encoder", "encoder_decoder", "geometric", "recurrent", "volume_preserving"]
 
-ARCHITECTURES = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
-
-for _name in ARCHITECTURES:
-    globals()[_name] = getattr(importlib.import_module(f"{__name__}.{_name}"), _name)
-
-__all__ = [*ARCHITECTURES, "shift_right", "weights_of"]
+__all__ = [
+    "bayesuvius",
+    "decoder",
+    "encoder",
+    "encoder_decoder",
+    "geometric",
+    "recurrent",
+    "shift_right",
+    "volume_preserving",
+    "weights_of",
+]

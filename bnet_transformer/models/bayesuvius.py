@@ -18,7 +18,7 @@ from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.declare.declaration import check_vocabulary
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models._builders import build_observation, parse_mask
+from bnet_transformer.models.builders import build_observation, parse_mask
 from bnet_transformer.tpm import (
     TPM,
     Add,

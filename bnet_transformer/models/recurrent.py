@@ -14,7 +14,7 @@ from bnet_transformer._core.checks import check_choice
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models._builders import WORD, StackBuilder, Vocabulary, is_tied, list_words
+from bnet_transformer.models.builders import WORD, StackBuilder, Vocabulary, is_tied, list_words
 from bnet_transformer.tpm import TPM, Gated, Memory, Recur
 
 CELLS = ("rnn", "lstm")

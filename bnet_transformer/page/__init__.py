@@ -1,8 +1,8 @@
 """The interactive page of a sentence, as an HTML file and as a notebook widget; both use the same code in `frontend/`.
 
-`attention` computes the attention for every state of the latent choices, and `mathml` renders the equations.
-`description` collects them in a description for JSON and a buffer of bytes. `render` bundles both with the front end
-into one HTML file; `widget` sends them to a notebook through anywidget. `view_state` checks the view that Python sets.
+`attention` computes the attention for every state of the latent choices. `description` collects it, the graph and the
+contributions in a description for JSON and a buffer of bytes. `html` renders the equations and bundles all with the
+front end into one HTML file; `widget` sends them to a notebook through anywidget, and checks the view that Python sets.
 
 In the front end, `mount(root, {description, buffer}, host)` draws the page and returns `{update({description, buffer}),
 getState(), setState(state), select(name), remove()}`. The state of the view is the selected node and the settings that

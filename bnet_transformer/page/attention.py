@@ -12,15 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer.attention.heads.head_tables import Inclusion
+from bnet_transformer._core.tensors import to_numpy
+from bnet_transformer.attention.inclusion import Inclusion
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, format_count
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.joint_posterior import expected_group_attention, route_expected_attention
-from bnet_transformer.inference.node_evaluator import NodeQuery
-from bnet_transformer.reference import GroundModel
-from bnet_transformer.reference.node_tables import split_choices
+from bnet_transformer.inference.posteriors import expected_group_attention, route_expected_attention
+from bnet_transformer.inference.values import NodeQuery
+from bnet_transformer.reference import GroundModel, split_choices
 
 MAX_OPEN_STATES = 64  # with more joint states of the latent choices than this, only the mean is shown
 MAX_REFERENCE_NODES = 4_096  # the maximum number of nodes whose mean the reference algorithm computes, one at a time

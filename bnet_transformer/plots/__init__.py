@@ -3,8 +3,7 @@
 The pipeline, in the order in which data flows:
 
 - `registry`: `plot` selects the function for the type of a result; a new plot is a new entry in its table;
-- `sentences`, `rollout`, `tan`, `distributions`, `fits`, `calibrations`, `heads`, `sweeps`: the plots of the results of
-  each package;
-- `labelled_arrays` (arrays with named axes, bars), `heat_maps`: the kinds of drawing that these plots use;
-- `canvas`: the figure, its panels, fonts, colours, titles and notes.
+- `sentences`, `attention`, `residual_stream`, `sweeps`, `fits`: the plots of the results of each package;
+- `heat_maps`: the kinds of drawing that these plots use (arrays with named axes, bars, heat maps);
+- `canvas`: the figure, its panels, fonts, texts that fit, colours, titles and notes.
 """

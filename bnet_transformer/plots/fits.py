@@ -1,4 +1,4 @@
-"""Plots of fits, training and costs: head probabilities, tables, comparisons, posterior predictive checks, curves."""
+"""Plots of fits, training, costs, calibrations, and of the comparison of two results."""
 
 from __future__ import annotations
 
@@ -9,17 +9,177 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from bnet_transformer._core.arrays import BoolArray, FloatArray, to_numpy
-from bnet_transformer._core.checks import check_choice, check_fraction
+from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_names
+from bnet_transformer._core.stats import LEVEL, ResultComparison
+from bnet_transformer._core.tensors import BoolArray, FloatArray, to_numpy
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
+from bnet_transformer.figures.fonts import BASE_FONT
+from bnet_transformer.interventions.sweep_results import EstimateCalibration
+from bnet_transformer.learning.calibration import CALIBRATED, Calibration
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads, ModelComparison
-from bnet_transformer.learning.fit.head_summary import find_unidentified
-from bnet_transformer.learning.training.loop import Trained
-from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.heat_maps import HeatMapData, count_columns, draw_heat_map, draw_heat_maps, frame_cell
-from bnet_transformer.plots.labelled_arrays import BarSeries, draw_bars
-from bnet_transformer.plots.numbers import format_digits
+from bnet_transformer.learning.fit.heads import find_unidentified
+from bnet_transformer.learning.training import Trained
+from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas, format_digits
+from bnet_transformer.plots.heat_maps import (
+    BarSeries,
+    HeatMapData,
+    count_columns,
+    draw_bars,
+    draw_heat_map,
+    draw_heat_maps,
+    frame_cell,
+    tick_label_width,
+)
+
+# --------------------------------------------------------------------------------------------------------------------
+# Plots of simulation-based calibration: ECDF differences of the ranks with simultaneous bands.
+
+
+MAX_COLUMNS = 3
+PANEL_HEIGHT = 1.55  # inches
+MIN_P = 1e-6  # smaller p values are not printed
+
+
+def plot_calibration(result: Calibration, canvas: Canvas, *, quantity: str | None = None) -> None:
+    """Plot the ECDF of the positions of the true values minus the uniform one, with its band, for each quantity.
+
+    `quantity` selects one of them. On the user's axes it is by default the one with the smallest p value.
+    """
+    if result.replications < 2:
+        raise BNetError(
+            "this calibration has no curves", expected="at least 2 replications", actual=result.replications
+        )
+    names = list(result.ranks)
+    p = result.p
+    if quantity is not None:
+        check_names("quantity", [quantity], names)
+        names = [quantity]
+    elif canvas.user_axes is not None:
+        names = [min(names, key=lambda name: p[name])]
+        canvas.add_note("The quantity with the smallest p; choose another with quantity=.")
+    columns = min(2 if canvas.is_narrow else MAX_COLUMNS, len(names))
+    rows = math.ceil(len(names) / columns)
+    if len(names) == 1:
+        panels = [canvas.add_axes(3.4, 2.3)]
+    else:
+        size = canvas.page_width * columns / MAX_COLUMNS, PANEL_HEIGHT * rows + 0.3
+        panels = canvas.add_panels(rows, columns, *size, sharex=True, sharey=True)
+    verdicts = result.verdicts
+    for name, ax in zip(names, panels, strict=False):
+        _draw_difference(result, canvas, ax, name)
+        text = f"{name}: {verdicts[name]}"
+        if len(names) == 1:
+            canvas.set_title(text)
+        else:
+            canvas.set_panel_title(ax, text)
+            ax.title.set_color(canvas.colours["ink" if verdicts[name] == CALIBRATED else "second"])
+    for ax in panels[len(names) :]:
+        ax.set_visible(False)
+    labels = "position of the true value among the draws", "ECDF − uniform"
+    if len(names) == 1:
+        canvas.set_axis_labels(panels[0], *labels)
+    else:
+        canvas.set_shared_labels(*labels)
+        canvas.set_title(f"Calibration of {result.method.upper()}, {result.replications:,} replications")
+    if canvas.user_axes is None:
+        canvas.add_note(
+            f"Band: contains all points of all {len(result.ranks)} quantities with probability {result.level:g} if the "
+            "posteriors are correct. Arch: draws too high; trough: draws too low; first arch, then trough: too narrow; "
+            "first trough, then arch: too wide."
+        )
+
+
+def _draw_difference(result: Calibration, canvas: Canvas, ax: Axes, name: str) -> None:
+    """Draw the band and the ECDF difference of one quantity."""
+    points = np.concatenate([[0.0], result.points, [1.0]])
+    low, high, difference = (np.pad(values, 1) for values in (*result.band, result.differences[name]))
+    ax.fill_between(points, low, high, color=canvas.colours["observed"], alpha=0.6, linewidth=0, label="band")
+    ax.axhline(0, color=canvas.colours["grey"], linewidth=0.7)
+    is_inside = result.verdicts[name] == CALIBRATED
+    colour = canvas.colours["accent" if is_inside else "second"]
+    ax.plot(points, difference, color=colour, linewidth=1.3, label="ECDF difference")
+    ax.set_xlim(0, 1)
+    ax.set_xticks([0, 0.5, 1], labels=["0", "½", "1"])
+    mean, error = result.coverage(name)
+    p = f"p = {result.p[name]:.2g}" if result.p[name] >= MIN_P else f"p < {MIN_P:g}"
+    is_low = bool(difference.mean() < 0)  # the text is on the other side of the curve
+    y, alignment = (0.97, "top") if is_low else (0.03, "bottom")
+    lines = [p, "90% interval", f"covers {mean:.0%} ± {error:.0%}"]
+    text = "\n".join(lines if canvas.is_narrow else [lines[0], " ".join(lines[1:])])
+    style: dict[str, Any] = {"fontsize": SMALL_FONT_SIZE - 1, "color": canvas.colours["grey"], "va": alignment}
+    style["bbox"] = {"facecolor": canvas.colours["paper"], "alpha": 0.7, "linewidth": 0, "pad": 1}
+    if not canvas.is_small:
+        ax.text(0.03, y, text, transform=ax.transAxes, fontfamily=canvas.with_font([BASE_FONT]), **style)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Plots of comparisons: the differences of two results with their intervals; estimated and exact effects.
+
+
+MAX_CELLS = 24
+ROW_HEIGHT = 0.17  # inches
+
+
+def plot_result_comparison(result: ResultComparison, canvas: Canvas, *, top: int = MAX_CELLS) -> None:
+    """Plot the `top` largest differences of two results, with intervals; filled where the adjusted p is at most 0.05.
+
+    The cells have the order of the results.
+    """
+    ranked = [k for k in result._rank_cells() if bool(result.difference[k].isfinite())]
+    if not ranked:
+        raise BNetError("this comparison has no plot", expected="differences that are finite")
+    order = sorted(ranked[: check_int("top", top)])
+    labels = [result.cells[k] for k in order]
+    height = ROW_HEIGHT * len(order)
+    ax = canvas.add_axes(min(PAGE_WIDTH, 3.4 + tick_label_width(labels, 40)), height + 0.8)
+    difference = to_numpy(result.difference)[order]
+    rows, colour = np.arange(len(order)), canvas.colours["accent"]
+    if result.low is not None and result.high is not None:
+        low, high = (to_numpy(end)[order] for end in (result.low, result.high))
+        ax.hlines(rows, low, high, color=colour, linewidth=1.2, zorder=2)
+    is_sure = np.zeros(len(order), dtype=bool)
+    if result.adjusted_p is not None:
+        is_sure = to_numpy(result.adjusted_p)[order] <= LEVEL
+    face = [colour if sure else canvas.colours["paper"] for sure in is_sure]
+    ax.scatter(difference, rows, s=16, c=face, edgecolors=colour, linewidths=1.0, zorder=3)
+    ax.axvline(0, color=canvas.colours["grey"], linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
+    ax.set_ylim(len(order) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    _, panel_height = canvas.panel_size(ax, (0.0, height))
+    canvas.set_tick_labels(ax, "y", labels, panel_height, 40)
+    canvas.set_axis_labels(ax, f"{result.measure}, first − second")
+    first, second = result.examples
+    count = f"{first} paired sentence{'s' * (first != 1)}" if result.paired else f"{first} and {second} sentences"
+    canvas.set_title(f"Difference of two results ({result.kind}), {count}")
+    if len(order) < len(result.cells):
+        canvas.add_note(f"The {len(order)} largest of {len(result.cells):,} differences.")
+    if result.adjusted_p is not None:
+        interval = f"Lines: {result.confidence:.0%} intervals. " if result.low is not None else ""
+        canvas.add_note(f"{interval}Filled: p at most {LEVEL}, adjusted for {len(result.cells):,} cells (max-T).")
+
+
+def plot_estimate_calibration(result: EstimateCalibration, canvas: Canvas) -> None:
+    """Plot the exact effects of some cells by their estimates to first order; on the line they are equal."""
+    frame = result.to_dataframe()
+    estimate, exact = frame["estimate"].to_numpy(), frame["exact"].to_numpy()
+    ax = canvas.add_axes(3.0, 2.9)
+    ax.scatter(estimate, exact, s=14, color=canvas.colours["accent"], alpha=0.8, linewidths=0, zorder=3)
+    _draw_diagonal(canvas, ax, np.concatenate([estimate, exact]))
+    canvas.set_axis_labels(ax, "estimated effect", "exact effect")
+    canvas.set_title(f"Estimated and exact effects of {len(frame):,} cells")
+    canvas.add_note(f"{result.format_line().partition(': ')[2].capitalize()}.")
+
+
+def _draw_diagonal(canvas: Canvas, ax: Axes, values: FloatArray) -> None:
+    """Draw the line of equality over the range of the values."""
+    low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
+    margin = 0.06 * (high - low or 1.0)
+    ends = low - margin, high + margin
+    ax.plot(ends, ends, color=canvas.colours["grey"], linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
+    ax.set_xlim(*ends)
+    ax.set_ylim(*ends)
+
 
 MIN_PANEL_WIDTH = 1.9  # inches of a panel with axes
 FIT_VIEWS = ("pi", "theta", "history")

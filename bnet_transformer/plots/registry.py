@@ -13,79 +13,61 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution
 
 from bnet_transformer._core.checks import check_names
-from bnet_transformer._core.result_comparison import ResultComparison
+from bnet_transformer._core.stats import ResultComparison
 from bnet_transformer.attention import CorpusTan, Reads, Tan, TanTree
-from bnet_transformer.attention.heads.head_roles import Roles
-from bnet_transformer.attention.heads.head_tables import Damage, Inclusion
+from bnet_transformer.attention.inclusion import Damage, Inclusion
+from bnet_transformer.attention.roles import Roles
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference import GroupPosterior, RankedStates, Samples
-from bnet_transformer.interventions.circuits import FaithfulnessCurves
-from bnet_transformer.interventions.circuits.hypothesis_tests import CircuitTests
-from bnet_transformer.interventions.circuits.result import Circuit
+from bnet_transformer.interventions.circuit import Circuit, CircuitTests
 from bnet_transformer.interventions.counterfactual import Counterfactual
-from bnet_transformer.interventions.sweeps.calibration import EstimateCalibration
-from bnet_transformer.interventions.sweeps.results import Mediation, Sweep
+from bnet_transformer.interventions.curves import FaithfulnessCurves
+from bnet_transformer.interventions.sweep_results import EstimateCalibration, Mediation, Sweep
 from bnet_transformer.learning.calibration import Calibration
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads, ModelComparison
-from bnet_transformer.learning.training.loop import Trained
-from bnet_transformer.plots import (
-    calibrations,
-    circuits,
-    contributions,
-    distributions,
-    fits,
-    heads,
-    labelled_arrays,
-    lenses,
-    ranked_states,
-    result_comparisons,
-    rollout,
-    sentences,
-    sweeps,
-    tan,
-)
-from bnet_transformer.plots.canvas import Canvas
-from bnet_transformer.plots.labelled_arrays import LabelledArray
-from bnet_transformer.plots.saved_figure import plot_rc_context
+from bnet_transformer.learning.training import Trained
+from bnet_transformer.plots import attention, fits, heat_maps, residual_stream, sentences, sweeps
+from bnet_transformer.plots.canvas import Canvas, plot_rc_context
+from bnet_transformer.plots.heat_maps import LabelledArray
 from bnet_transformer.residual_stream import Contributions, Lens, PathContributions, ScoreContributions, TunedLens
 
 # The first type that matches a result determines its plot.
 PLOTS_BY_TYPE: Mapping[type, Callable[..., None]] = {
-    LabelledArray: labelled_arrays.plot_labelled_array,
-    Tensor: labelled_arrays.plot_array,
-    np.ndarray: labelled_arrays.plot_array,
-    Categorical: distributions.plot_categorical,
-    Distribution: distributions.plot_distribution,
-    Reads: rollout.plot_reads,
-    Lens: lenses.plot_lens,
-    TunedLens: lenses.plot_tuned_lens,
-    Tan: tan.plot_tan,
-    TanTree: tan.plot_tan_tree,
-    CorpusTan: tan.plot_corpus_tan,
-    Counterfactual: distributions.plot_counterfactual,
-    Samples: distributions.plot_samples,
-    GroupPosterior: distributions.plot_group_posterior,
-    RankedStates: ranked_states.plot_ranked_states,
-    Contributions: contributions.plot_contributions,
-    PathContributions: contributions.plot_path_contributions,
-    ScoreContributions: contributions.plot_score_contributions,
+    LabelledArray: heat_maps.plot_labelled_array,
+    Tensor: heat_maps.plot_array,
+    np.ndarray: heat_maps.plot_array,
+    Categorical: sentences.plot_categorical,
+    Distribution: sentences.plot_distribution,
+    Reads: attention.plot_reads,
+    Lens: residual_stream.plot_lens,
+    TunedLens: residual_stream.plot_tuned_lens,
+    Tan: attention.plot_tan,
+    TanTree: attention.plot_tan_tree,
+    CorpusTan: attention.plot_corpus_tan,
+    Counterfactual: sentences.plot_counterfactual,
+    Samples: sentences.plot_samples,
+    GroupPosterior: sentences.plot_group_posterior,
+    RankedStates: sentences.plot_ranked_states,
+    Contributions: residual_stream.plot_contributions,
+    PathContributions: residual_stream.plot_path_contributions,
+    ScoreContributions: residual_stream.plot_score_contributions,
     Sweep: sweeps.plot_sweep,
     Mediation: sweeps.plot_mediation,
-    FaithfulnessCurves: circuits.plot_faithfulness_curves,
-    Circuit: circuits.plot_circuit,
-    CircuitTests: circuits.plot_circuit_tests,
-    EstimateCalibration: result_comparisons.plot_estimate_calibration,
-    ResultComparison: result_comparisons.plot_result_comparison,
+    FaithfulnessCurves: sweeps.plot_faithfulness_curves,
+    Circuit: sweeps.plot_circuit,
+    CircuitTests: sweeps.plot_circuit_tests,
+    EstimateCalibration: fits.plot_estimate_calibration,
+    ResultComparison: fits.plot_result_comparison,
     Fit: fits.plot_fit,
     Heads: fits.plot_heads,
     Comparison: fits.plot_comparison,
     ModelComparison: fits.plot_model_comparison,
     Check: fits.plot_check,
-    Calibration: calibrations.plot_calibration,
-    Inclusion: heads.plot_inclusion,
-    Damage: heads.plot_damage,
-    Roles: heads.plot_roles,
+    Calibration: fits.plot_calibration,
+    Inclusion: attention.plot_inclusion,
+    Damage: attention.plot_damage,
+    Roles: attention.plot_roles,
     Trained: fits.plot_training,
     Cost: fits.plot_cost,
     sentences.SentenceLike: sentences.plot_sentence,
@@ -156,7 +138,7 @@ def _find_plot(result: object) -> Callable[..., None]:
         if isinstance(result, kind):
             return draw
     if hasattr(result, "values") and hasattr(result, "axes"):
-        return labelled_arrays.plot_array_result
+        return heat_maps.plot_array_result
     names = ", ".join([*(PUBLIC_NAMES.get(kind, kind.__name__) for kind in PLOTS_BY_TYPE), UNTYPED_RESULTS])
     hint = "To draw a graph, use draw()"
     raise BNetError("plot", expected="a result that has a plot", actual=result, allowed=names, hint=hint)

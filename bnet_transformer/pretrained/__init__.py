@@ -1,10 +1,9 @@
 """Pretrained models as nets: `from_pretrained`, and the names that other libraries give to parameters and nodes.
 
 The modules, in the order of a call: `source` finds the files of a model; `families` describes each model family as data
-(`family`); `module_check` compares a net with its model in `transformers`; `config` reads the config as options;
-`declaration` builds the declaration; `weight_mapping` maps keys to parameters and devices. `name_mapping` translates
-names. `gguf_file` and `gguf_tokenizer` read GGUF files, and `geometric_file` the files of a Julia package. Only modules
-of `families/` refer to a family by name.
+(`family`, which reads the config as options); `module_check` compares a net with its model in `transformers`;
+`declaration` builds the declaration; `weights` maps keys to parameters and devices. `names` translates names. `gguf`
+reads GGUF files, and `geometric` the files of a Julia package. Only modules of `families/` refer to a family by name.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import torch
 
 from bnet_transformer import bnet
 from bnet_transformer._core.checks import check_choice
-from bnet_transformer._core.memory import ignore_caller_modes
-from bnet_transformer._core.tokenizer import Tokenizer
+from bnet_transformer._core.process import ignore_caller_modes
+from bnet_transformer._core.tokens import Tokenizer
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare.network import build_structure
 from bnet_transformer.errors import BNetError, DeclarationError, FileError
@@ -31,9 +30,9 @@ from bnet_transformer.pretrained.declaration import (
 )
 from bnet_transformer.pretrained.families import FAMILIES, register_family
 from bnet_transformer.pretrained.family import ADAPTER_ADVICE, GGUFFormat, ModelFamily, WeightLocation, load_config
-from bnet_transformer.pretrained.gguf_file import gguf_to_source, is_gguf
+from bnet_transformer.pretrained.gguf import gguf_to_source, is_gguf
 from bnet_transformer.pretrained.module_check import check_modules, check_values, load_reference
-from bnet_transformer.pretrained.name_mapping import from_hugging_face, from_lens, to_hugging_face, to_lens
+from bnet_transformer.pretrained.names import from_hugging_face, from_lens, to_hugging_face, to_lens
 from bnet_transformer.pretrained.source import (
     PACKAGES,
     ModelSource,
@@ -44,7 +43,7 @@ from bnet_transformer.pretrained.source import (
     model_to_source,
     serialize_tokenizer,
 )
-from bnet_transformer.pretrained.weight_mapping import (
+from bnet_transformer.pretrained.weights import (
     FLOAT_DTYPES,
     apply_device_map,
     has_readout_weights,

@@ -18,16 +18,9 @@ from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.models._builders import TABLE, WORD, BlockBuilder
-from bnet_transformer.pretrained.config import Config, is_causal
-from bnet_transformer.pretrained.family import ModelFamily, ModelOptions
-from bnet_transformer.pretrained.weight_mapping import (
-    StateDict,
-    are_tensors_equal,
-    canonicalize_key,
-    index_keys,
-    locate_bias,
-)
+from bnet_transformer.models.builders import TABLE, WORD, BlockBuilder
+from bnet_transformer.pretrained.family import Config, ModelFamily, ModelOptions, is_causal
+from bnet_transformer.pretrained.weights import StateDict, are_tensors_equal, canonicalize_key, index_keys, locate_bias
 from bnet_transformer.tpm import (
     Activation,
     Add,

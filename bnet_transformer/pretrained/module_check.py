@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_map
 from bnet_transformer._core.naming import join_name, join_stem
 from bnet_transformer.bnet import BNet
 from bnet_transformer.errors import BNetError, format_value
-from bnet_transformer.pretrained.name_mapping import HookPoint, list_hook_points
+from bnet_transformer.pretrained.names import HookPoint, list_hook_points
 from bnet_transformer.pretrained.source import ModelSource
 
 PLAIN_TYPES = (bool, int, float, str, type(None), FunctionType, BuiltinFunctionType, MethodType)

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bnet_transformer.errors import BNetError, FileError, format_value
-from bnet_transformer.pretrained.weight_mapping import StateDict
+from bnet_transformer.pretrained.weights import StateDict
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SAFETENSORS_ADVICE = (

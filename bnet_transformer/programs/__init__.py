@@ -1,13 +1,15 @@
 """Known programs: from a program in the language RASP to a net that computes it, with the circuit that is true of it.
 
-`language` builds `sops` (s-ops and selectors) -> `program` (variables, values, evaluation in Python) -> `layout`
-(directions of the residual stream, slices) -> `weights` (heads, hidden units) -> `compiled` (the net). `truth` computes
-the circuit, and `corpus` is a list of programs. `variables` is a program as a bnet of its variables, without weights.
+`language` builds s-ops and selectors -> `program` (variables, values, evaluation in Python; also as a bnet of its
+variables, without weights) -> `compiled` (directions of the residual stream, slices, heads and hidden units: the net,
+and its true circuit). `corpus` is a list of programs.
 """
 
-from bnet_transformer.programs.compiled import Compiled, compile
+from bnet_transformer.programs.compiled import Compiled, TrueEdges, compile, true_edges
 from bnet_transformer.programs.corpus import CORPUS, KnownProgram, get_program
 from bnet_transformer.programs.language import (
+    Selector,
+    SOp,
     aggregate,
     fallback,
     indices,
@@ -19,8 +21,6 @@ from bnet_transformer.programs.language import (
     tokens,
 )
 from bnet_transformer.programs.program import Program
-from bnet_transformer.programs.sops import Selector, SOp
-from bnet_transformer.programs.truth import TrueEdges, true_edges
 
 __all__ = [
     "CORPUS",

@@ -14,8 +14,21 @@ from functools import cached_property
 
 from bnet_transformer._core.checks import check_int, check_names, check_seed
 from bnet_transformer.errors import BNetError
-from bnet_transformer.programs.compiled import CONSTANT, Compiled, compile
+from bnet_transformer.programs.compiled import (
+    CONSTANT,
+    Compiled,
+    Pair,
+    TrueEdges,
+    Words,
+    compile,
+    is_defined,
+    list_sentences,
+    true_edges,
+)
 from bnet_transformer.programs.language import (
+    Selector,
+    SOp,
+    Value,
     aggregate,
     fallback,
     indices,
@@ -26,8 +39,6 @@ from bnet_transformer.programs.language import (
     sequence_map,
     tokens,
 )
-from bnet_transformer.programs.sops import Selector, SOp, Value
-from bnet_transformer.programs.truth import Pair, TrueEdges, Words, is_defined, list_sentences, true_edges
 
 MAX_DRAWS = 10_000
 

@@ -1,13 +1,12 @@
 """The residual stream: what each writer adds to a readout or a score, and what the readout makes of every state.
 
-Contributions: `linear_groups` has the structure of the paths. `linear_paths` runs a sentence and passes back along
-sums, linear maps and norms with fixed scales, and `writers` collects the parts of a pass in a table. `readout` parses a
-readout and starts its pass, and `contributions` adds exact effects. `decomposition` passes forward instead, from the
-writers to many vectors: the values of all heads (`path_contributions`), and a query and its keys
-(`score_contributions`). `results` has the tables.
+Contributions: `linear_paths` runs a sentence and passes back along sums, linear maps and norms with fixed scales, and
+collects the parts of the pass in a table of writers; or it passes forward, from the writers to many vectors.
+`contributions` uses the pass back for a readout, with exact effects, and the pass forward for the values of all heads
+(paths of two) and for a query and its keys (scores). `results` has the tables, and the readouts.
 
-Lenses: `lens_path` finds the states and the readout, `lens` applies the readout to every state, and `tuned_lens` fits
-the affine maps that correct early states.
+Lenses: `lens` finds the states and the readout and applies the readout to every state, and `tuned_lens` fits the affine
+maps that correct early states.
 """
 
 from bnet_transformer.residual_stream.lens import Lens, compute_lens

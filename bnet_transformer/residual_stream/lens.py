@@ -9,41 +9,325 @@ predictions from transformers with the tuned lens"): a tuned lens maps `x_t` by 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_int, resolve_index
-from bnet_transformer._core.memory import check_memory, translate_memory_errors
-from bnet_transformer._core.saved_results import Fields, SavedResult, register_codec
+from bnet_transformer._core.process import check_memory, translate_memory_errors
+from bnet_transformer._core.results import Fields, SavedResult, register_codec
+from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer._core.tokens import as_labels, distinguish
+from bnet_transformer.compiler.gather import ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
-from bnet_transformer.inference.node_evaluator import NodeEvaluator
-from bnet_transformer.inference.query import with_sentence_scope
-from bnet_transformer.inference.selection import parse_indices, to_list
-from bnet_transformer.inference.sentence_state import SentenceState
-from bnet_transformer.reference import GroundModel
-from bnet_transformer.residual_stream.lens_choices import ChoiceRuns, find_choice_runs, find_lens_choices
-from bnet_transformer.residual_stream.lens_path import (
-    DivergenceFrom,
-    LensPath,
-    compute_log_probs,
-    entropy,
-    find_lens_path,
-    get_word_values,
-)
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count, unknown_name_error
+from bnet_transformer.inference.contraction import JointRows
+from bnet_transformer.inference.factor_graph import locate_words, propagate_variables, select_marks
+from bnet_transformer.inference.posteriors import joint_state_probs, node_posteriors
+from bnet_transformer.inference.query import parse_indices, to_list, with_sentence_scope
+from bnet_transformer.inference.values import NodeEvaluator, SentenceState, compute_table
+from bnet_transformer.reference import GroundModel, has_ancestor_choices
+from bnet_transformer.tpm import Norm
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from bnet_transformer.residual_stream.tuned_lens import TunedLens
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Which states a lens reads, and the nodes through which the readout depends on the last of them.
+
+
+MAX_CHUNK_ENTRIES = 2**22  # log probabilities at once: 16 MB in float32
+
+
+@dataclass(frozen=True)
+class LensPath:
+    """The states of a stack, and the readout of the last of them.
+
+    Attributes:
+        readout: The readout.
+        states: The states `x_0`, ..., `x_T`.
+        between: The groups on the paths from `x_T` to the readout, parents first.
+    """
+
+    readout: NodeSpec
+    states: tuple[NodeSpec, ...]
+    between: tuple[NodeSpec, ...]
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """The names of the states."""
+        return tuple(spec.group.name for spec in self.states)
+
+    @property
+    def norm(self) -> str | None:
+        """The names of the norms between the last state and the readout; None without a norm."""
+        return ", ".join(spec.group.name for spec in self.between if isinstance(spec.tpm, Norm)) or None
+
+    def count_chunk_rows(self, num_words: int) -> int:
+        """The number of rows of `num_words` words whose log probabilities are computed at once."""
+        return max(1, MAX_CHUNK_ENTRIES // (num_words * (self.readout.tpm.states or 1)))
+
+
+def find_lens_path(network: Network, readout: object = None) -> LensPath:
+    """The path of a lens.
+
+    Args:
+        network: The net.
+        readout: The name of the readout; None for the only one.
+
+    Raises:
+        BNetError: There is no such readout, or it does not depend on a state over the words of a stack.
+    """
+    spec = _find_readout(network, readout)
+    last = _find_last_state(network, spec)
+    groups = network.graph.by_stem[last.group.stem]
+    specs = [network.specs[group.index] for group in groups if group.slice is not None]
+    states = tuple(m for m in specs if m.group.slice <= last.group.slice and m.shape == last.shape)  # type: ignore[operator]
+    inner = network.graph.descendants([last.group.index]) & network.graph.ancestral_set([spec.group.index])
+    inner -= {last.group.index, spec.group.index}
+    return LensPath(spec, states, tuple(m for m in network.ancestral_specs(spec) if m.group.index in inner))
+
+
+def _find_readout(network: Network, name: object) -> NodeSpec:
+    """The readout with this name, or the only one that depends on a state."""
+    leaves = [m for m in network.specs if m.tpm.is_random and not network.graph.out_edges[m.group.index]]
+    if name is not None:
+        spec = network.specs[network.graph.get_group(name).index]  # type: ignore[arg-type]
+        _check_readout(spec, leaves)
+        return spec
+    readouts = [m for m in leaves if _is_discrete(m) and not m.group.plates and _find_states(network, m)]
+    if len(readouts) > 1:
+        names = ", ".join(m.group.name for m in readouts)
+        raise BNetError("lens: the net has several readouts", hint=f"Pass readout=: {names}")
+    if not readouts:
+        names = ", ".join(f"{m.group.name} ({type(m.tpm).__name__})" for m in leaves)
+        actual = f"a net with the readouts {names}" if leaves else "a net without a readout"
+        hint = "Declare a discrete readout, such as Node('y', Categorical(n), ['x'], plates=['word'])"
+        raise BNetError("lens", expected="a discrete readout of a hidden state", actual=actual, hint=hint)
+    return readouts[0]
+
+
+def _check_readout(spec: NodeSpec, leaves: Collection[NodeSpec]) -> None:
+    """Raise an error for a group that is no discrete readout without plates."""
+    if spec not in leaves or not _is_discrete(spec) or spec.group.plates:
+        plates = f" with the plates {', '.join(spec.group.plates)}" if spec.group.plates else ""
+        actual = f"{spec.group.name}, a node of kind {spec.tpm.kind!r}{plates}"
+        allowed = ", ".join(m.group.name for m in leaves if _is_discrete(m) and not m.group.plates)
+        expected = "a discrete node without children and without plates other than word"
+        raise BNetError("readout", expected=expected, actual=actual, allowed=allowed or None)
+
+
+def _is_discrete(spec: NodeSpec) -> bool:
+    """True for a discrete node with a fixed number of states."""
+    return spec.tpm.kind == "discrete" and spec.tpm.states is not None
+
+
+def _find_states(network: Network, readout: NodeSpec) -> list[NodeSpec]:
+    """The states over words on which a readout depends, but not only through later states."""
+    result, visited = dict[int, NodeSpec](), set[int]()
+    frontier = [parent.index for parent in readout.parents]
+    while frontier:
+        index = frontier.pop()
+        if index in visited:
+            continue
+        visited.add(index)
+        spec = network.specs[index]
+        if network.is_word_state(spec.group) and spec.tpm.kind in ("deterministic", "input"):
+            result[index] = spec
+        else:
+            frontier += (edge.parent for edge in network.graph.in_edges[index])
+    return [result[index] for index in sorted(result)]
+
+
+def _find_last_state(network: Network, readout: NodeSpec) -> NodeSpec:
+    """The last state that a readout reads: of its stack if there is one, else of the last stack."""
+    states = _find_states(network, readout)
+    if not states:
+        expected = "a readout that depends on a hidden state of the words of a stack"
+        raise BNetError("lens", expected=expected, actual=readout.group.name)
+    same_stack = [m for m in states if m.group.stack == readout.group.stack]
+    return max(same_stack or states, key=lambda m: (m.group.slice or 0, m.group.index))
+
+
+def compute_log_probs(execution: ExecutionState, readout: NodeSpec) -> Tensor:
+    """`log P(readout | parents)` after a run, `[row, word, state]`; one word for a readout without words."""
+    layout, table = compute_table("logits", readout, execution)
+    dims = [dim for dim in range(layout.rank) if dim not in (layout.batch_dim, layout.word_dim)]
+    if any(table.shape[dim] > 1 for dim in dims):
+        raise latent_choice_error([execution.network.specs[index].group.name for index in layout.enumerated])
+    return table.reshape(*(table.shape[dim] for dim in (layout.batch_dim, layout.word_dim)), -1)
+
+
+def get_word_values(execution: ExecutionState, spec: NodeSpec, batch: int, num_words: int) -> Tensor:
+    """The value of a state after a run, `[row, word, feature]`."""
+    layout, value = execution.layout, execution.values[spec.group.index]
+    dims = [dim for dim in range(layout.rank) if dim not in (layout.batch_dim, layout.word_dim)]
+    if any(value.shape[dim] > 1 for dim in dims):
+        raise latent_choice_error([execution.network.specs[index].group.name for index in layout.enumerated])
+    value = value.reshape(*(value.shape[dim] for dim in (layout.batch_dim, layout.word_dim)), -1)
+    return value.expand(batch, num_words, -1)
+
+
+def latent_choice_error(names: Sequence[str]) -> BNetError:
+    """The error for states that depend on latent choices, which the fit of a tuned lens does not support."""
+    listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+    expected, actual = "a net without latent choices", f"states that depend on {listed}"
+    hint = "Fit a net whose heads are summed (combine='concat'); s.lens() is the mean over latent choices"
+    return BNetError("tuned lens", expected=expected, actual=actual, hint=hint)
+
+
+def entropy(log_probs: Tensor) -> Tensor:
+    """The entropy in nats over the last dim; `0 log 0` is 0."""
+    terms = log_probs.exp().mul_(log_probs)
+    total = terms.sum(-1)
+    if bool(total.isnan().any()) and not bool(log_probs.isnan().any()):
+        total = terms.nansum(-1)
+    return -total
+
+
+class DivergenceFrom:
+    """Computes `KL(end || lens)` in nats over the last dim; states with probability 0 at the end do not count.
+
+    Args:
+        end: The log probabilities of the end, `[..., state]`.
+    """
+
+    def __init__(self, end: Tensor) -> None:
+        self.log_probs, self.probs = end, end.exp()
+        self.has_zeros = bool(end.isneginf().any())
+
+    def __call__(self, log_probs: Tensor) -> Tensor:
+        """The divergence of log probabilities, `[..., state]`, from the end."""
+        terms = self.probs * (self.log_probs - log_probs)
+        if self.has_zeros:
+            terms = torch.where(self.log_probs.isneginf(), 0.0, terms)
+        return terms.sum(-1)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The latent choices on which the words of a lens depend, and the runs of the net that contain their joint states.
+
+
+MAX_RUNS = 256  # of the net, in each of which all latent choices are set
+
+
+@dataclass(frozen=True, eq=False)
+class ChoiceRuns:
+    """Runs of the net in which all latent choices are set, and the weight of each run for each word of the readout.
+
+    Attributes:
+        choices: The ground ids of the choices.
+        states: Their states in each run, `[run, choice]`.
+        log_weights: The log posterior probability of the joint state of the choices on which a word depends, `[run,
+            word]`; -inf in a run that repeats a joint state of these choices, or in which it is impossible.
+        averaged: The ground ids of the choices on which at least one word depends.
+    """
+
+    choices: tuple[int, ...]
+    states: Tensor
+    log_weights: Tensor
+    averaged: tuple[int, ...]
+
+    def set_choices(self, evaluator: NodeEvaluator, run: int) -> NodeEvaluator:
+        """The evaluator of the sentence with the choices at their states of one run."""
+        if not self.choices:
+            return evaluator
+        states = dict(zip(self.choices, self.states[run][:, None], strict=True))
+        batched = evaluator.with_batched_states(states, evaluator.module)
+        return NodeEvaluator(batched.module, batched.model, {})
+
+
+def find_choice_runs(state: SentenceState, path: LensPath) -> ChoiceRuns:
+    """The runs for the mean of a lens over the posterior of the latent choices on which each word depends.
+
+    Choices on which no word depends together are set in the same runs. So the number of runs is about the largest
+    number of joint states on which one word depends, and not the product over all words.
+
+    Raises:
+        BudgetError: The number of runs is too large.
+    """
+    model, ground, readout = state.model, state.ground, path.readout.group
+    nodes, choices = ground.select_nodes(readout).tolist(), find_lens_choices(state.evaluator, path)
+    if not choices:
+        return ChoiceRuns((), torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, len(nodes), dtype=torch.float64), ())
+    counts = [model.count_states(choice) for choice in choices]
+    scopes = _find_scopes(state, path, nodes, choices, counts)
+    # The largest scope is checked first: many large scopes are slow to combine.
+    largest = max(scopes, key=len)
+    num_runs = math.prod(counts[k] for k in largest)
+    if num_runs <= MAX_RUNS:
+        rows = JointRows.build(scopes, counts, locate_words(model, choices))
+        num_runs = rows.num_rows
+    if num_runs > MAX_RUNS:
+        expected = f"at most {MAX_RUNS} runs, for the joint states of the latent choices on which a word depends"
+        hint = f"Set or observe some of them, such as s.do({ground.name(choices[largest[0]])}=0).lens()"
+        raise BudgetError(f"lens of {readout.name}", expected=expected, actual=format_count(num_runs), hint=hint)
+    log_weights = torch.full((rows.num_rows, len(nodes)), -math.inf, dtype=torch.float64)
+    posteriors = _compute_posteriors(state, choices, scopes)
+    for k, scope in enumerate(scopes):
+        log_weights[torch.from_numpy(rows.find_rows(scope).ravel()), k] = posteriors[scope].log().cpu()
+    states = torch.zeros(rows.num_rows, len(choices), dtype=torch.long)
+    for k, row_states in rows.get_states().items():
+        states[:, k] = torch.from_numpy(row_states)
+    is_used = log_weights.isfinite().any(1)
+    averaged = tuple(choices[k] for k in sorted(rows.colours))
+    return ChoiceRuns(tuple(choices), states[is_used], log_weights[is_used], averaged)
+
+
+def find_lens_choices(evaluator: NodeEvaluator, path: LensPath) -> list[int]:
+    """The latent choices on which the readout or a state of the lens depends, by ground id."""
+    ground, readout = evaluator.model.ground, path.readout.group
+    if not has_ancestor_choices(evaluator.model.network, [readout.index, *(m.group.index for m in path.states)]):
+        return []
+    values = {parent for node in ground.select_nodes(readout).tolist() for parent in ground.parents(node)}
+    values |= {node for spec in path.states for node in ground.select_nodes(spec.group).tolist()}
+    return evaluator.find_open_choices(sorted(values))
+
+
+def _find_scopes(
+    state: SentenceState, path: LensPath, nodes: Sequence[int], choices: Sequence[int], counts: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """The positions of the choices with several states on which each readout depends, in any slice of the lens."""
+    ground = state.ground
+    last = ground.select_nodes(path.states[-1].group).tolist()
+    # Under do(x_T = x_t), a readout depends on the choices after x_T, and on those of x_t at each word of x_T that it
+    # reads. So the nodes of x_T, cut from their parents, are unknown values, which are variables as the choices are.
+    after = replace(state.model, ground=ground.surgery({*ground.cut_nodes, *last}))
+    marks = propagate_variables(after, [*choices, *last], [*counts, *(2 for _ in last)])
+    is_parent = select_marks(after, marks, nodes, len(choices) + len(last))
+    marks = propagate_variables(state.model, choices, counts)
+    tables = [
+        select_marks(state.model, marks, ground.select_nodes(m.group).tolist(), len(choices)) for m in path.states
+    ]
+    reads = is_parent[:, len(choices) :].astype(np.float32)  # as numbers: products of booleans are slow
+    depends = is_parent[:, : len(choices)] | (reads @ np.logical_or.reduce(tables).astype(np.float32) > 0)
+    return [tuple(np.flatnonzero(row).tolist()) for row in depends]
+
+
+def _compute_posteriors(
+    state: SentenceState, choices: Sequence[int], scopes: Sequence[tuple[int, ...]]
+) -> dict[tuple[int, ...], Tensor]:
+    """The posterior probabilities of the joint states of each scope, `[joint state]`."""
+    posteriors: dict[tuple[int, ...], Tensor] = {(): torch.ones(1, dtype=torch.float64)}
+    singles = {scope for scope in scopes if len(scope) == 1}
+    if singles:  # together: they have two passes in common
+        by_node = node_posteriors(state.query([choices[k] for (k,) in sorted(singles)]))
+        posteriors |= {(k,): by_node[choices[k]] for (k,) in singles}
+    for scope in set(scopes) - posteriors.keys():
+        posteriors[scope] = joint_state_probs(state.query([choices[k] for k in scope]))
+    return posteriors
+
 
 MAX_SHOWN_WORDS = 12  # columns of words in a notebook
 

@@ -1,4 +1,4 @@
-"""The linear paths to a node: one pass from its readout back to all writers, with the scales of norms held fixed.
+"""The linear paths from writers to a node, with the scales of norms held fixed, and values as sums of writers' parts.
 
 A node is *affine* in the parents that `TPM.linear_parents` names. The pass starts at a linear function of the node and
 follows these parents. It computes the adjoint of each node group on the way: the derivative of the function, with all
@@ -9,8 +9,9 @@ is affine, the parts sum to the function.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -18,21 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.naming import WORD
-from bnet_transformer.compiler.execution_state import ExecutionState, TensorLayout
-from bnet_transformer.compiler.gather import gather_parents, get_known_value
-from bnet_transformer.compiler.linear_groups import (
+from bnet_transformer._core.naming import WORD, join_name
+from bnet_transformer._core.results import stored_class
+from bnet_transformer.compiler.fused import (
     AffineFunction,
     find_linear_groups,
     find_residuals,
     get_linear_positions,
     is_aligned,
 )
+from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents, get_known_value
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import UnsupportedError
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.node_evaluator import NodeEvaluator
+from bnet_transformer.inference.values import NodeEvaluator
 from bnet_transformer.reference import GroundModel
 from bnet_transformer.tpm import Attention, EvalContext
 
@@ -391,3 +392,344 @@ def compute_vjp(value: Tensor, leaves: Sequence[Tensor], seeds: Tensor) -> tuple
         single = torch.autograd.grad(value, leaves, seeds[0], materialize_grads=True)
         return tuple(gradient[None] for gradient in single)
     return torch.autograd.grad(value, leaves, seeds, is_grads_batched=True, materialize_grads=True)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Writers: the nodes that add to the residual stream, and the parts of a readout that they add, as one table.
+
+
+@stored_class
+@dataclass(frozen=True)
+class Writer:
+    """What adds to a readout: a node without its word, such as head 2 of slice 3 (`a_3_2`), or the bias of a node.
+
+    Attributes:
+        name: The name of the nodes without their word; for a bias, `"bias of mix_3"`.
+        kind: `"input"` (embeddings, positions, set nodes), `"attention"` (the mix of a head), `"feed-forward"` (a
+            nonlinear map that the stream bypasses) or `"bias"`.
+        group: The name of the node group, such as `"a_3"`.
+        plates: The index along each plate, such as the head.
+        slice: The slice of its nodes; None outside of slices.
+        words: The words at which it writes; empty for nodes without words.
+        axes: The names of the plates, such as `("group", "head")`.
+        is_head: Whether its nodes are heads, also where `do` sets them.
+    """
+
+    name: str
+    kind: Kind
+    group: str
+    plates: tuple[int, ...] = ()
+    slice: int | None = None
+    words: tuple[int, ...] = field(default=(), repr=False)
+    axes: tuple[str, ...] = field(default=(), repr=False)
+    is_head: bool = field(default=False, repr=False)
+
+    @property
+    def form(self) -> str:
+        """The form of the names of writers of this group, such as `a_3_group_head`."""
+        return "_".join((self.group, *self.axes))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The names of the nodes that write, one for each word."""
+        indices = [(*self.plates, word) for word in self.words] or [self.plates]
+        return tuple(join_name(self.group, index) for index in indices)
+
+
+@dataclass(frozen=True)
+class WriterTable:
+    """The parts of several readouts: `values`, `[seed, *states, writer, word]`, with the words of all stacks.
+
+    The last word is that of nodes without words, and has the label "".
+    """
+
+    writers: tuple[Writer, ...]
+    words: tuple[str, ...]
+    values: Tensor
+    norms: tuple[str, ...]
+
+
+def split_by_read_word(run: LinearRun, step: Step) -> tuple[Tensor, str] | None:
+    """The part of an attention by the word j that it reads, `[seed, *layout]`, and their stack; None for other nodes.
+
+    The mix is `sum_j P(j | i) v_j`, so each word j has a part, with `P(j | i)` held fixed.
+    """
+    spec, dim = step.spec, run.layout.word_dim
+    values = [parent for parent in spec.parents if parent.slot == "v."]
+    if step.kind != "attention" or not isinstance(spec.tpm, Attention) or values[0].over != (WORD,):
+        return None
+    stack = run.network.specs[values[0].index].group.word_stack or ""
+    word = step.words[0] if len(step.words) == 1 and step.adjoint.shape[dim + 1] == 1 else None
+    word = None if spec.group.word_stack is None else word
+    weights = run.get_attention_weights(spec, word)
+    _, parents = gather_parents(run.execution, spec, word)
+    part = weights * torch.einsum("s...d,...md->s...m", step.adjoint, parents[2])
+    return part.sum(dim + 1), stack  # the word is the last dim of the layout
+
+
+def list_writers(
+    run: LinearRun, spec: NodeSpec, kind: Kind, words: tuple[int, ...], nodes: Tensor | None = None
+) -> dict[int, Writer]:
+    """The writers of a group, one for each index along its plates that has a node, by the position of the index.
+
+    Args:
+        run: The run.
+        spec: The group.
+        kind: The kind of the writers.
+        words: The words at which some writers write.
+        nodes: The nodes that write, `[*layout, *1]`; None for all.
+    """
+    group, layout = spec.group, run.layout
+    sizes = [run.network.graph.plate_sizes[plate] for plate in group.plates]
+    writes = torch.ones(*sizes, 1, dtype=torch.bool)
+    if nodes is not None:
+        dims = [*map(layout.axis, group.plates), layout.word_dim]
+        table = nodes.movedim(dims, list(range(len(dims)))).flatten(len(dims)).any(-1)
+        writes = table.expand(*sizes, table.shape[-1])
+    prefix = "bias of " if kind == "bias" else ""
+    is_head = isinstance(spec.tpm, Attention) or spec.tpm.has_attention
+    writers = {}
+    for k, index in enumerate(itertools.product(*map(range, sizes))):
+        row = writes[index].tolist()
+        written = tuple(word for word in words if row[word if len(row) > 1 else 0])
+        if written or (group.word_stack is None and row[0]):
+            name = prefix + join_name(group.name, index)
+            writers[k] = Writer(name, kind, group.name, index, group.slice, written, group.plates, is_head)
+    return writers
+
+
+def format_norm(spec: NodeSpec, words: tuple[int, ...]) -> str:
+    """The name or the pattern of the nodes of a norm at some words."""
+    word = [str(words[0])] if len(words) == 1 else ["*"] * bool(words)
+    return "_".join([spec.group.name, *["*" for _ in spec.group.plates], *word])
+
+
+def collect_writers(run: LinearRun, steps: Iterable[Step], seeds: int, *, split_reads: bool = False) -> WriterTable:
+    """The table of the parts of a pass.
+
+    Args:
+        run: The run.
+        steps: The steps of the pass.
+        seeds: The number of readouts.
+        split_reads: Whether the part of a head is that of the word which it reads, instead of the word of the head.
+    """
+    tokens, layout = run.state.tokens, run.layout
+    labels = (*itertools.chain.from_iterable(tokens.values()), "")
+    offsets = dict(zip(tokens, itertools.accumulate([0, *map(len, tokens.values())]), strict=False))
+    writers: list[Writer] = []
+    rows: list[Tensor] = []
+    norms: list[str] = []
+    for step in steps:
+        if step.is_norm:
+            norms.append(format_norm(step.spec, step.words))
+        if step.part is None or (step.kind == "bias" and not bool(step.part.any())):
+            continue
+        part, stack = step.part, step.spec.group.word_stack
+        if split_reads and (split := split_by_read_word(run, step)) is not None:
+            part, stack = split
+        start = len(labels) - 1 if stack is None else offsets[stack]
+        if stack is not None and part.shape[-1] == 1 and len(step.words) == 1:
+            start += step.words[0]
+        part = _move_plates(run, step.spec, part).flatten(0, -1 - layout.batch_dim - 2)  # [writer, seed, *states, word]
+        block = torch.nn.functional.pad(part, (start, len(labels) - start - part.shape[-1]))
+        for k, writer in reversed(list_writers(run, step.spec, step.kind, step.words, step.nodes).items()):
+            if step.kind != "bias" or bool(block[k].any()):
+                writers.append(writer)
+                rows.append(block[k])
+    sizes = [run.execution.count_states(index) for index in layout.enumerated]
+    values = torch.stack(rows[::-1], -2) if rows else torch.zeros(seeds, *sizes, 0, len(labels))
+    return WriterTable(tuple(writers[::-1]), labels, values, tuple(reversed(norms)))
+
+
+def _move_plates(run: LinearRun, spec: NodeSpec, part: Tensor) -> Tensor:
+    """A part `[seed, *layout]` as `[*plates, seed, *states, word]` with the plates of its group; without any, one."""
+    layout = run.layout
+    part = part.select(1 + layout.batch_dim, 0)
+    offset = 1 + layout.batch_dim
+    plates = [layout.plates.index(plate) for plate in spec.group.plates]
+    for k in reversed(range(len(layout.plates))):
+        if k not in plates:
+            part = part.select(offset + k, 0)
+    source = [offset + sorted(plates).index(k) for k in plates]
+    return part.movedim(source, list(range(len(source)))) if source else part[None]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The values of node groups as sums of the parts of writers: one pass from the writers to some groups.
+#
+# Where many numbers depend on the same writers (the keys of all words, the values of all heads), this pass is much
+# faster
+# than one pass back from each number. A residual connection passes the parts on unchanged, so that only maps and norms
+# cost time.
+
+
+@dataclass(frozen=True)
+class GroupParts:
+    """The parts of a group, in blocks: writers, and their parts with the writers in the dim of the batch.
+
+    A block is `[*layout, *shape]`, or has only the active word of the group. No writer is in two blocks.
+    """
+
+    blocks: tuple[tuple[tuple[Writer, ...], Tensor], ...]
+
+    @property
+    def writers(self) -> tuple[Writer, ...]:
+        """The writers of all blocks."""
+        return tuple(writer for writers, _ in self.blocks for writer in writers)
+
+    def merge(self, batch_dim: int) -> Tensor:
+        """The parts of all writers in one block."""
+        return concat_blocks([block for _, block in self.blocks], batch_dim)
+
+
+def concat_blocks(blocks: Sequence[Tensor], dim: int) -> Tensor:
+    """The concatenation along a dim of blocks whose other dims are broadcast."""
+    if len(blocks) == 1:
+        return blocks[0]
+    sizes = [max(block.shape[k] for block in blocks) for k in range(blocks[0].dim())]
+    return torch.cat([block.expand(*sizes[:dim], block.shape[dim], *sizes[dim + 1 :]) for block in blocks], dim)
+
+
+def decompose(run: LinearRun, starts: ActiveWords, norms: dict[str, None]) -> Iterator[tuple[int, GroupParts]]:
+    """Yield each group of `starts` with its parts, parents first.
+
+    Args:
+        run: The run.
+        starts: The groups, and the words at which their parts are needed.
+        norms: A dict to which the names of the norms are added, in order.
+    """
+    push = _Push(run, _widen_words(run, starts), norms)
+    order = find_linear_groups(run.network, starts, run.set_groups)[::-1]
+    last_use = {index: index for index in order}
+    for index in order:
+        spec = run.network.specs[index]
+        last_use |= {spec.parents[k].index: index for k in get_linear_positions(spec, run.set_groups)}
+    for index in order:
+        parts = push.parts[index] = push.compute(run.network.specs[index])
+        if index in starts:
+            yield index, parts
+        for parent in [p for p in push.parts if last_use[p] == index]:  # frees the memory
+            del push.parts[parent]
+
+
+def _widen_words(run: LinearRun, starts: ActiveWords) -> ActiveWords:
+    """The active words of each group; all words of a group that a child reads at another word than its own."""
+    active = run.find_active_words(starts)
+    for index in find_linear_groups(run.network, starts, run.set_groups):
+        spec = run.network.specs[index]
+        for parent in (spec.parents[k] for k in get_linear_positions(spec, run.set_groups)):
+            stack = run.network.specs[parent.index].group.word_stack
+            is_narrow = run.get_word(parent.index, active) is not None
+            if stack is not None and is_narrow and not (is_aligned(parent) and run.get_word(index, active) is not None):
+                active[parent.index] = frozenset(range(run.execution.word_counts[stack]))
+    return active
+
+
+@dataclass
+class _Push:
+    """The state of a pass: the parts of the groups that later groups read."""
+
+    run: LinearRun
+    active: ActiveWords
+    norms: dict[str, None]
+
+    def __post_init__(self) -> None:
+        self.parts: dict[int, GroupParts] = {}
+        self.batch_dim = self.run.layout.batch_dim
+
+    @torch.no_grad()
+    def compute(self, spec: NodeSpec) -> GroupParts:
+        """The parts of a group, from those of its linear parents."""
+        run, index = self.run, spec.group.index
+        word, positions = run.get_word(index, self.active), get_linear_positions(spec, run.set_groups)
+        value = run.narrow_words(run.expand_value(spec, run.execution.values[index]), word)
+        mask = run.get_set_mask(spec)
+        mask = None if mask is None else run.narrow_words(mask, word)
+        kind = run.kinds[index]
+        if positions:
+            linear_map = run.make_linear_map(spec, word)
+            constant = linear_map.compute_constant(positions)
+            blocks = self._push_parents(spec, positions, word, constant, linear_map)
+            words = tuple(sorted(self.active[index]))
+            words = words if mask is None else run.filter_words(words, ~mask)
+            if linear_map.is_norm and (words or spec.group.word_stack is None):
+                self.norms[format_norm(spec, words)] = None
+        else:
+            constant, blocks = value, []
+        if constant is not None and (kind != "bias" or bool(constant.any())):
+            blocks.append(self._write(spec, constant, kind, None if mask is None else ~mask))
+        if mask is not None:
+            blocks = [(writers, block * ~mask) for writers, block in blocks]
+            blocks.append(self._write(spec, value * mask, "input", mask))
+        return GroupParts(_sum_duplicates(blocks, self.batch_dim))
+
+    def _push_parents(
+        self,
+        spec: NodeSpec,
+        positions: Sequence[int],
+        word: int | None,
+        constant: Tensor | None,
+        linear_map: AffineFunction,
+    ) -> list[tuple[tuple[Writer, ...], Tensor]]:
+        """The blocks of a group that come from its linear parents."""
+        run, residuals = self.run, find_residuals(spec, positions)
+        blocks = []
+        for index in dict.fromkeys(spec.parents[k].index for k in positions):
+            parts = self.parts[index]
+            if index in residuals:
+                count = residuals[index]
+                narrow = [(writers, run.narrow_words(block, word)) for writers, block in parts.blocks]
+                blocks += narrow if count == 1 else [(writers, count * block) for writers, block in narrow]
+            elif parts.blocks:
+                values = {**run.execution.values, index: parts.merge(self.batch_dim)}
+                _, gathered = gather_parents(replace(run.execution, values=values), spec, word)
+                slots = [k for k in positions if spec.parents[k].index == index]
+                inputs = [
+                    gathered[k] if k in slots else torch.zeros_like(parent) if k in positions else parent
+                    for k, parent in enumerate(linear_map.parents)
+                ]
+                block = linear_map.evaluate(*inputs)
+                if constant is not None and bool(constant.any()):
+                    block = block - constant
+                blocks.append((parts.writers, block))
+        return blocks
+
+    def _write(
+        self, spec: NodeSpec, value: Tensor, kind: Kind, nodes: Tensor | None = None
+    ) -> tuple[tuple[Writer, ...], Tensor]:
+        """The block of what some nodes of a group add themselves: one writer for each index along its plates."""
+        words = tuple(sorted(self.active[spec.group.index]))
+        by_position, layout = list_writers(self.run, spec, kind, words, nodes), self.run.layout
+        writers = tuple(by_position.values())
+        sizes = [self.run.network.graph.plate_sizes[plate] for plate in spec.group.plates]
+        if not sizes:
+            return writers, value.narrow(layout.batch_dim, 0, len(writers))
+        shape, count = [1] * value.dim(), math.prod(sizes)
+        shape[layout.batch_dim] = len(writers)
+        axes = [layout.axis(plate) for plate in spec.group.plates]
+        for axis, size in zip(axes, sizes, strict=True):
+            shape[axis] = size
+        order = sorted(range(len(axes)), key=axes.__getitem__)  # the plates in the order of the layout
+        is_same = torch.eye(count, dtype=value.dtype, device=value.device)[list(by_position)]
+        is_same = is_same.reshape(len(writers), *sizes)
+        is_same = is_same.permute(0, *(1 + k for k in order)).reshape(shape)
+        block = value * is_same
+        if kind != "bias":
+            return writers, block
+        is_used = block.movedim(layout.batch_dim, 0).flatten(1).any(-1)
+        used = tuple(writer for writer, flag in zip(writers, is_used.tolist(), strict=True) if flag)
+        return used, block.index_select(layout.batch_dim, is_used.nonzero().flatten())
+
+
+def _sum_duplicates(
+    blocks: Collection[tuple[tuple[Writer, ...], Tensor]], batch_dim: int
+) -> tuple[tuple[tuple[Writer, ...], Tensor], ...]:
+    """Blocks in which no writer occurs twice: the parts along several paths are added."""
+    names = [writer for writers, _ in blocks for writer in writers]
+    unique = {writer: k for k, writer in enumerate(dict.fromkeys(names))}
+    if len(unique) == len(names):
+        return tuple(blocks)
+    merged = concat_blocks([block for _, block in blocks], batch_dim)
+    total = merged.new_zeros(*merged.shape[:batch_dim], len(unique), *merged.shape[batch_dim + 1 :])
+    positions = torch.tensor([unique[name] for name in names], device=merged.device)
+    return ((tuple(unique), total.index_add(batch_dim, positions, merged)),)

@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.arrays import to_numpy
 from bnet_transformer._core.checks import check_float, check_fraction, check_int, check_seed
-from bnet_transformer._core.memory import check_memory
-from bnet_transformer._core.saved_results import SavedResult, load_result
-from bnet_transformer._core.torch_context import enable_gradients
-from bnet_transformer.compiler.execution_state import ExecutionRequest
+from bnet_transformer._core.process import check_memory
+from bnet_transformer._core.results import SavedResult, load_result
+from bnet_transformer._core.tensors import enable_gradients, to_numpy
+from bnet_transformer.compiler.gather import ExecutionRequest
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.residual_stream.lens_path import (
+from bnet_transformer.residual_stream.lens import (
     DivergenceFrom,
     LensPath,
     compute_log_probs,

@@ -1,29 +1,422 @@
-"""The answers of the live page: the page of a state, its lens, and the sweep that patches one sentence into another."""
+"""The answers of the live page: its state, the nets and sentences that it keeps, pages, the lens and sweeps."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.cancellation import check_cancelled
+from bnet_transformer._core.checks import check_names, is_integer, parse_float
+from bnet_transformer._core.process import check_cancelled, translate_memory_errors
 from bnet_transformer._core.tokens import distinguish
+from bnet_transformer.bnet import BNet
+from bnet_transformer.data.encode import split_stack_texts
 from bnet_transformer.declare import Network
-from bnet_transformer.errors import BNetError
-from bnet_transformer.figures.labels import format_token
-from bnet_transformer.inference.selection import find_state_group
-from bnet_transformer.interventions.sweeps import explain_sweep, sweep
+from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
+from bnet_transformer.figures.attention_grid import get_attention_specs
+from bnet_transformer.figures.fonts import format_token
+from bnet_transformer.inference import SentenceState
+from bnet_transformer.inference.query import find_state_group
+from bnet_transformer.interventions.sweep import explain_sweep, sweep
+from bnet_transformer.page.attention import prepare_attention
 from bnet_transformer.page.description import PageOptions, describe_sentence
-from bnet_transformer.page.render import render_html
+from bnet_transformer.page.html import render_html
+from bnet_transformer.page.widget import apply_message
+from bnet_transformer.reference import has_ancestor_choices
 from bnet_transformer.residual_stream import Contributions
 from bnet_transformer.sentence import Sentence
-from bnet_transformer.serve.page_state import PageState, Question
-from bnet_transformer.serve.sentences import LiveSentence, SentenceSource, check_flops, parse_state
+
+# --------------------------------------------------------------------------------------------------------------------
+# The state of the live page, which every request carries and which the fragment of the address contains.
+
+
+MAX_NAMES = 64  # of nodes with evidence, or whose posteriors are shown
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of one request, and of the server.
+
+    Args:
+        words: The maximum number of words of a sentence.
+        flops: The maximum number of floating-point operations of one run of the net, and of all runs of a sweep.
+        steps: The maximum number of interventions and undos of a state.
+        body: The maximum number of bytes of a request.
+        sentences: The number of sentences whose values are kept for the next request.
+        threads: The number of answers that are computed at the same time.
+        jobs: The maximum number of requests that run or wait.
+        connections: The maximum number of connections.
+        transfer_seconds: The maximum number of seconds in which a request arrives, and in which a client reads no part
+            of an answer.
+    """
+
+    words: int = 256
+    flops: float = 2e13
+    steps: int = 64
+    body: int = 1_000_000
+    sentences: int = 6
+    threads: int = 4
+    jobs: int = 64
+    connections: int = 100
+    transfer_seconds: float = 30
+
+
+@dataclass(frozen=True)
+class Question:
+    """A node and states of it: the readout of contributions, or the metric of a sweep.
+
+    Args:
+        node: The name of the node; empty for the default.
+        of: A state, or two states whose difference is the question; empty for the value of the node.
+    """
+
+    node: str = ""
+    of: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PageState:
+    """The state of the live page.
+
+    Args:
+        model: The name of the model.
+        text: The sentence; the texts of several stacks are separated by `|`. Empty for an example.
+        steps: The messages of `do` and `undo`, in their order.
+        evidence: The observed state of nodes, as its index or as text.
+        posterior: The nodes whose posteriors are shown, in addition to selectors.
+        contributions: The readout whose contributions are shown; None for no contributions.
+        other: The sentence whose values are patched into this one.
+        patch: The metric of the sweep.
+        roles: The role of the nodes that the sweep patches; empty for the hidden states.
+    """
+
+    model: str
+    text: str
+    steps: tuple[Mapping[str, Any], ...] = ()
+    evidence: tuple[tuple[str, str | int], ...] = ()
+    posterior: tuple[str, ...] = ()
+    contributions: Question | None = None
+    other: str = ""
+    patch: Question = Question()
+    roles: str = ""
+
+    def get_key(self, num_steps: int) -> tuple[str, ...]:
+        """The text that identifies the sentence after some steps, without evidence."""
+        steps = json.dumps([dict(step) for step in self.steps[:num_steps]], sort_keys=True)
+        return self.model, self.text, steps, self.other if '"other"' in steps else ""
+
+
+def parse_page_state(document: object, limits: Limits) -> PageState:
+    """Return the state that a JSON document describes.
+
+    Args:
+        document: The document: an object with the fields of `PageState`; `model` and `text` are required.
+        limits: The limits of a request.
+
+    Returns:
+        The state.
+
+    Raises:
+        BNetError: A field is unknown or has another type.
+        BudgetError: The state has too many steps or names, or its text is too long.
+    """
+    fields = _check_type("state", document, dict)
+    check_names("field of the state", fields, list(PageState.__dataclass_fields__))
+    texts = {name: _check_type(name, fields.get(name, ""), str) for name in ("model", "text", "other", "roles")}
+    for name in ("text", "other"):
+        _check_text(name, texts[name], limits)
+    steps = [_check_type("step", step, dict) for step in _check_type("steps", fields.get("steps", []), list)]
+    _check_count("steps", len(steps), limits.steps)
+    evidence = _check_type("evidence", fields.get("evidence", {}), dict)
+    _check_count("evidence", len(evidence), MAX_NAMES)
+    values = tuple((name, _check_observed(name, value)) for name, value in evidence.items())
+    posterior = _check_texts("posterior", fields.get("posterior", []))
+    _check_count("posterior", len(posterior), MAX_NAMES)
+    contributions = fields.get("contributions")
+    question = None if contributions is None else _parse_question("contributions", contributions)
+    patch = _parse_question("patch", fields.get("patch", {}))
+    return PageState(
+        steps=tuple(steps), evidence=values, posterior=posterior, contributions=question, patch=patch, **texts
+    )
+
+
+def _check_type(subject: str, value: object, kind: type[Any]) -> Any:
+    """Return a value of JSON if it has the type."""
+    if not isinstance(value, kind) or isinstance(value, bool):
+        names: dict[type[Any], str] = {dict: "an object", list: "a list", str: "a text"}
+        raise BNetError(subject, expected=f"{names[kind]} in JSON", actual=value)
+    return value
+
+
+def _check_texts(subject: str, value: object) -> tuple[str, ...]:
+    """Return a list of texts."""
+    return tuple(_check_type(subject, item, str) for item in _check_type(subject, value, list))
+
+
+def _check_count(subject: str, count: int, maximum: int) -> None:
+    """Raise an error if a list is too long."""
+    if count > maximum:
+        hint = "Undo all interventions, and set fewer nodes" if subject == "steps" else None
+        raise BudgetError(subject, expected=f"at most {maximum} entries", actual=count, hint=hint)
+
+
+def _check_observed(name: str, value: object) -> str | int:
+    """Return the observed state of a node: its index, or text."""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise BNetError(name, expected="the index of a state, or a text", actual=value)
+    return value
+
+
+def _check_text(subject: str, text: str, limits: Limits) -> None:
+    """Raise an error for a text that is too long to be split into words, and for text that is not Unicode."""
+    if len(text) > 40 * limits.words:
+        expected = f"at most {limits.words} words and {40 * limits.words:,} characters"
+        raise BudgetError(subject, expected=expected, actual=f"{len(text):,} characters", hint="Use a shorter sentence")
+    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise BNetError(subject, expected="text in UTF-8", actual="invalid characters")
+
+
+def _parse_question(subject: str, value: object) -> Question:
+    """Return a node and its states."""
+    fields = _check_type(subject, value, dict)
+    check_names(f"field of {subject}", fields, ("node", "of"))
+    node, of = _check_type(subject, fields.get("node", ""), str), _check_texts(subject, fields.get("of", []))
+    if len(of) > 2:
+        raise BNetError(subject, expected="one state, or two states", actual=f"{len(of)} states")
+    return Question(node, of)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The sentence of a state of the live page: nets are loaded once, and a small number of sentences keep their values.
+
+
+Key = tuple[str, ...]
+
+EXAMPLE = "the cat sat on the mat"
+EXAMPLE_LENGTHS = (6, 3, 2, 1)  # some nets limit the number of words
+
+
+@dataclass(frozen=True)
+class LiveSentence:
+    """The sentence of a state of the live page.
+
+    Args:
+        current: The sentence with its interventions and evidence.
+        clean: The sentence without both.
+    """
+
+    current: Sentence
+    clean: Sentence
+
+
+class SentenceSource:
+    """Builds the sentences of states. Requests of one tab must not run at the same time; those of several tabs can.
+
+    Args:
+        models: For each name of a model, a function that loads it.
+        limits: The limits of a request.
+    """
+
+    def __init__(self, models: Mapping[str, Callable[[], BNet]], limits: Limits) -> None:
+        self.models, self.limits = dict(models), limits
+        self._loads: dict[str, Future[BNet]] = {}
+        self._lock = threading.Lock()
+        self._sentences: OrderedDict[Key, Sentence] = OrderedDict()
+
+    def load(self, name: str) -> Future[BNet]:
+        """Return the future of the net of a model, which a thread loads on first use, and again after an error.
+
+        A load cannot be interrupted, so no job runs it. A job waits for it in the event loop, by `wait_for_net`.
+        """
+        if name not in self.models:
+            raise unknown_name_error("model", name, self.models)
+        with self._lock:
+            load = self._loads.get(name)
+            if load is None or (load.done() and load.exception() is not None):
+                load = self._loads[name] = Future()
+                threading.Thread(target=_load_net, args=(self.models[name], load), daemon=True).start()
+            return load
+
+    def list_loaded(self) -> list[str]:
+        """The models that are loaded."""
+        with self._lock:
+            return [name for name, load in self._loads.items() if load.done() and load.exception() is None]
+
+    async def wait_for_net(self, name: str) -> None:
+        """Return when a model is loaded; an error of its load is raised."""
+        loop, loaded, load = asyncio.get_running_loop(), asyncio.Event(), self.load(name)
+
+        def notify(_: Future[BNet]) -> None:
+            with suppress(RuntimeError):  # the server was stopped, and its loop is closed
+                loop.call_soon_threadsafe(loaded.set)
+
+        load.add_done_callback(notify)
+        await loaded.wait()
+        with translate_memory_errors(f"model {name}"):
+            load.result()
+
+    def get_net(self, name: str) -> BNet:
+        """Return the net of a model, which is loaded on first use; this blocks the thread until it is loaded."""
+        return self.load(name).result()
+
+    def choose_text(self, tab: str, state: PageState) -> PageState:
+        """Return a state with a text: an empty one is replaced by a sentence that the net accepts, if it has words."""
+        network = self.get_net(state.model).network
+        if state.text.strip() or not network.graph.word_stacks:
+            return state
+        fault: BNetError | None = None
+        for length in EXAMPLE_LENGTHS:
+            text = build_example(network, length)
+            try:
+                self.build_clean(tab, state.model, text)
+                return replace(state, text=text)
+            except BNetError as error:
+                fault = fault or error
+        assert fault is not None
+        raise fault
+
+    def build(self, tab: str, state: PageState) -> LiveSentence:
+        """Return the sentence of a state; `tab` identifies the tab, whose sentences no other tab uses."""
+        current = self._build_step(tab, state, len(state.steps))
+        clean = self.build_clean(tab, state.model, state.text)
+        if state.evidence:
+            observed = {name: parse_state(current, name, value) for name, value in state.evidence}
+            key = (tab, *state.get_key(len(state.steps)), repr(state.evidence))
+            current = self._get(key, partial(current.observe, observed))
+        return LiveSentence(current, clean)
+
+    def build_clean(self, tab: str, model: str, text: str) -> Sentence:
+        """Return the sentence of a text."""
+        state = PageState(model, text)
+        return self._get((tab, *state.get_key(0)), partial(self._build_text, model, text))
+
+    def build_other(self, tab: str, state: PageState, base: Sentence) -> Sentence:
+        """Return the other sentence of a state, with the discrete nodes that `do` sets in a sentence of the state.
+
+        Without a state of its choices a node has no single value, so both sentences need the same states.
+        """
+        other, values = self.build_clean(tab, state.model, state.other), {}
+        for node, value in base.state.interventions.items():
+            if base.state.model.spec(node).tpm.kind == "discrete":
+                values[base.ground.name(node)] = value
+        return other.do(values) if values else other
+
+    def _build_text(self, model: str, text: str) -> Sentence:
+        """Build the sentence of a text, if it is not too long."""
+        net = self.get_net(model)
+        sentence = net.sentence(split_stack_texts(net.network, text))
+        counts = sentence.state.encoded.word_counts
+        if sum(counts.values()) > self.limits.words:
+            expected, actual = f"at most {self.limits.words} words", f"{sum(counts.values())} words"
+            hint = "Use a shorter sentence, or start the server with a larger --max-words"
+            raise BudgetError("sentence", expected=expected, actual=actual, hint=hint)
+        with suppress(UnsupportedError):  # without one batched pass, the budget of joint states limits the work
+            check_flops("sentence", net.cost(counts or None).flops or 0, self.limits)
+        return keep_values(sentence)
+
+    def _build_step(self, tab: str, state: PageState, count: int) -> Sentence:
+        """Return the sentence after the first steps; it is computed from the last one of them that is known."""
+        if not count:
+            return self.build_clean(tab, state.model, state.text)
+        key = (tab, *state.get_key(count))
+
+        def build() -> Sentence:
+            before, clean = self._build_step(tab, state, count - 1), self._build_step(tab, state, 0)
+            get_other = partial(self.build_other, tab, state, before) if state.other else None
+            return keep_values(apply_message(before, clean, state.steps[count - 1], get_other))
+
+        return self._get(key, build)
+
+    def _get(self, key: Key, build: Callable[[], Sentence]) -> Sentence:
+        """Return a sentence, which is built if it is not among the last ones that were used."""
+        with self._lock:
+            sentence = self._sentences.get(key)
+            if sentence is not None:
+                self._sentences.move_to_end(key)
+                return sentence
+        check_cancelled()
+        sentence = build()
+        with self._lock:
+            self._sentences[key] = sentence
+            while len(self._sentences) > self.limits.sentences:
+                self._sentences.popitem(last=False)
+        return sentence
+
+
+def _load_net(load: Callable[[], BNet], result: Future[BNet]) -> None:
+    """Load a net in a thread."""
+    try:
+        result.set_result(load())
+    except BaseException as error:
+        result.set_exception(error)
+
+
+def build_example(network: Network, length: int) -> str:
+    """Return a text with a number of words for each stack: an English sentence, or words of another vocabulary.
+
+    >>> import bnet_transformer as bt
+    >>> build_example(bt.decoder(8, heads=2, slices=1, vocabulary=["le", "chat"]).network, 3)
+    'le chat'
+    """
+    texts = []
+    for stack in network.graph.word_stacks:
+        words, vocabulary = EXAMPLE.split(), network.vocabularies.get(stack)
+        if vocabulary is not None:
+            words = list(takewhile(set(vocabulary).__contains__, words))
+            if len(words) < 2:
+                words = [word for word in vocabulary if word.split() == [word] and "|" not in word]
+        texts.append(" ".join(words[:length]))
+    return " | ".join(texts)
+
+
+def keep_values(sentence: Sentence) -> Sentence:
+    """Compute the values that the next intervention reuses, and drop those of the sentence before the last one."""
+    state = sentence.state
+    network = state.network
+    specs = [spec for spec in network.specs if spec.tpm.kind == "deterministic" and spec.parents]
+    specs = [spec for spec in specs if network.graph.out_edges[spec.group.index]]
+    specs = [spec for spec in specs if not has_ancestor_choices(network, [spec.group.index])]
+    state.evaluator.prefetch_values(specs)
+    prepare_attention(state, get_attention_specs(network, None))
+    return Sentence(sentence.net, state.drop_previous())
+
+
+def check_flops(subject: str, flops: float, limits: Limits) -> None:
+    """Raise an error for a run of the net, or for a sweep, that is too expensive."""
+    if flops > limits.flops:
+        expected, actual = f"at most {limits.flops:.0e} floating-point operations", f"{flops:.1e}"
+        raise BudgetError(subject, expected=expected, actual=actual, hint="Use shorter sentences, or a smaller model")
+
+
+def parse_state(sentence: Sentence, name: str, value: str | int) -> object:
+    """Return the state of a discrete node that a text names by its label or its index, or the numbers of a value."""
+    if isinstance(value, int):
+        return value
+    state: SentenceState = sentence.state
+    node = state.ground.id(name)
+    spec = state.model.spec(node)
+    if spec.tpm.kind == "discrete" or spec.tpm.is_index_valued:
+        labels = state.labels(node)
+        is_index = is_integer(value) and (labels is None or value not in labels)
+        return int(value) if is_index else value
+    numbers = [parse_float(part.strip()) for part in value.split(",")]
+    if None in numbers:
+        return value
+    return numbers if spec.shape else numbers[0]
+
 
 SWEEP_MEMORY = 2**27  # bytes of one batch of cells; a sweep can be cancelled between batches
 PATCH_AXES = ("slice", "word")

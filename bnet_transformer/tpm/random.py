@@ -28,14 +28,19 @@ from bnet_transformer.tpm.base import (
     Product,
     Shape,
     broadcast_shapes,
+    check_bool,
+    check_concentration,
     check_discrete,
+    check_positive,
     check_shape,
     check_single_axis,
     check_vector,
+    choice,
     initial_spread,
+    named,
+    optional,
 )
-from bnet_transformer.tpm.combine import POOLS, pool_latex, pool_words
-from bnet_transformer.tpm.field_checks import check_bool, check_concentration, check_positive, choice, named, optional
+from bnet_transformer.tpm.deterministic import POOLS, pool_latex, pool_words
 from bnet_transformer.tpm.symbols import Symbol, Symbols, add_scripts, format_number, format_power
 
 MAX_NUMBERS_IN_EQUATIONS = 16

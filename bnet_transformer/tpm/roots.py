@@ -13,21 +13,19 @@ from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.base import (
     TPM,
+    CheckedDataclass,
     EvalContext,
     Kind,
     Parameter,
     Parent,
     Shape,
     VectorMap,
-    check_discrete,
-    check_shape,
-    initial_spread,
-)
-from bnet_transformer.tpm.field_checks import (
-    CheckedDataclass,
     check_bool,
+    check_discrete,
     check_positive,
+    check_shape,
     choice,
+    initial_spread,
     instance_of,
     min_int,
     named,

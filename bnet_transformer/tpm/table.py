@@ -12,11 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnet_transformer._core.arrays import copy_to_tensor, to_numpy, to_tuples
 from bnet_transformer._core.checks import check_int, check_sequence, set_frozen
+from bnet_transformer._core.tensors import copy_to_tensor, to_numpy, to_tuples
 from bnet_transformer.errors import BNetError
-from bnet_transformer.tpm.base import TPM, EvalContext, Kind, Parameter, Parent, Shape, check_discrete
-from bnet_transformer.tpm.field_checks import check_bool, check_concentration, optional
+from bnet_transformer.tpm.base import (
+    TPM,
+    EvalContext,
+    Kind,
+    Parameter,
+    Parent,
+    Shape,
+    check_bool,
+    check_concentration,
+    check_discrete,
+    optional,
+)
 from bnet_transformer.tpm.random import (
     MAX_NUMBERS_IN_EQUATIONS,
     check_labels,

@@ -17,14 +17,17 @@ from bnet_transformer.tpm.base import (
     Product,
     Shape,
     VectorMap,
+    check_bool,
     check_matrix,
+    check_positive,
     check_single_axis,
     check_vector,
+    choice,
     initial_spread,
+    min_int,
+    optional,
 )
-from bnet_transformer.tpm.combine import apply_linear
-from bnet_transformer.tpm.field_checks import check_bool, check_positive, choice, min_int, optional
-from bnet_transformer.tpm.steps import ACTIVATIONS, activation_latex, check_activation
+from bnet_transformer.tpm.deterministic import ACTIVATIONS, activation_latex, apply_linear, check_activation
 from bnet_transformer.tpm.symbols import Symbols
 
 CAYLEY_LATEX = r"\operatorname{Cay}"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from bnet_transformer._core.resampling import permutation_p, studentised_interval
+from bnet_transformer._core.stats import permutation_p, studentised_interval
 
 NUM_CELLS, RESAMPLES, SIMULATIONS = 10, 400, 1000
 Tables = tuple[np.ndarray, np.ndarray]

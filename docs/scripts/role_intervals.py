@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bnet_transformer.attention.heads.head_roles import RelationStatistics
+from bnet_transformer.attention.roles import RelationStatistics
 
 RELATIONS, TRUTHS, MIN_SHARE = 7, 400, 0.01
 SENTENCES = (1, 10, 50, 200)

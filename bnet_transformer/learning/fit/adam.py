@@ -1,12 +1,39 @@
-"""Parameters of several restarts, stacked in a leading dim, and one step of Adam for all of them."""
+"""The loop over the steps of several restarts, and `map` and `em` by Adam."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from bnet_transformer._core.distributed import DistributedContext
+from bnet_transformer._core.files import compute_digest, derive_seed, wrap_read_errors
+from bnet_transformer.data import Batch
+from bnet_transformer.data.batch import send_to_device
+from bnet_transformer.declare import Network
+from bnet_transformer.declare.network import declare
+from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.factors import LOG_ZERO
+from bnet_transformer.learning import checkpoint
+from bnet_transformer.learning.fit.objective import (
+    LOG_EVIDENCE,
+    LOG_POSTERIOR,
+    SVI,
+    FitObjective,
+    FitProblem,
+    IterativeMethod,
+    Method,
+    PointMethod,
+    StepOptions,
+)
+from bnet_transformer.learning.fit.result import Fit
+from bnet_transformer.learning.training import LoopConfig, create_schedule, defer_interrupt
 
 BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # decay rates of the moments; EPS keeps divisions and logs finite
 
@@ -75,3 +102,511 @@ def adam_step(
 def squared_grad_norm(gradients: Mapping[str, Tensor]) -> Tensor:
     """Compute the squared gradient norm of each set over all parameters, `[set]`, in float64."""
     return torch.stack([g.reshape(len(g), -1).double().square().sum(1) for g in gradients.values()]).sum(0)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The loop over the steps of several restarts, and `map` and `em` by Adam.
+#
+# A subclass of `RestartOptimizer` defines a step in `advance`. `optimize` runs the steps, with evaluation and
+# checkpoints. A `GradientOptimizer` takes steps of Adam, on minibatches, along the gradient of its `bound_and_grad`:
+# for
+# `map` and `em` the `AdamOptimizer`, if `em.py` does not apply; for `svi` those of `svi.py`.
+
+
+TRAINING_SENTENCES = "the training sentences"
+DEFAULT_BATCH_SIZE = 256  # sentences of a minibatch, if the caller gives none
+FULL_PASS_SIZE = 1024  # sentences of one part of a full pass
+ROUNDING = 1e-12  # relative difference of two scores that may be a rounding error
+DIVERGENCE_FACTOR = 100.0  # a bound has diverged if it is this many times (1 + |start|) below its start
+FINAL_RATE_FACTOR = 0.2  # factor of the learning rate when the best restart continues on all sentences
+VALIDATION_FRACTION, MAX_VALIDATION = 0.1, 1000  # held-out sentences that choose among restarts, if none are given
+
+
+def init_restarts(
+    network: Network, names: tuple[str, ...], restarts: int, seed: int, device: torch.device
+) -> ParameterSets:
+    """Create the initial parameters of all restarts: those of the net for the first, random ones for the others.
+
+    Tables with declared numbers are drawn from a uniform Dirichlet. Logits that are -inf in the net are -inf in all
+    restarts.
+    """
+    sets = [{name: network.parameters[name] for name in names}]
+    for r in range(1, restarts):
+        init = declare(network.declaration, seed=derive_seed(seed, "restart", r)).parameters
+        new = {name: init[name].to(sets[0][name]) for name in names}
+        for name in names:
+            if isinstance(network.parameter_specs[name][1].fill, tuple) and name in network.logit_names:
+                generator = torch.Generator().manual_seed(derive_seed(seed, "restart", r, name))
+                # Normalised exponential variables have the uniform Dirichlet distribution.
+                samples = torch.empty(init[name].shape, dtype=torch.float64).exponential_(generator=generator)
+                new[name] = samples.log().to(sets[0][name])
+        sets.append({name: value.where(sets[0][name] > -torch.inf, -torch.inf) for name, value in new.items()})
+    return ParameterSets.create({name: torch.stack([s[name].detach().to(device) for s in sets]) for name in names})
+
+
+class RestartOptimizer(ABC):
+    """The state of a fit: the parameters of all active restarts, their scores, and the best parameters so far.
+
+    Args:
+        problem: The fit problem.
+        method: The options of the steps.
+        restarts: The number of restarts.
+    """
+
+    has_summed_choices: ClassVar[bool] = True
+
+    def __init__(self, problem: FitProblem, method: IterativeMethod | StepOptions, restarts: int = 1) -> None:
+        self.objective = objective = problem.objective
+        self.corpus = corpus = problem.corpus
+        self.ranks = ranks = problem.ranks
+        self.method, self.restarts, self.seed = method, restarts, problem.seed
+        self.pruning_steps = method.pruning_steps if isinstance(method, StepOptions) else ()
+        self.validation = corpus if problem.held_out is None else problem.held_out
+        self.settings = {**problem.settings, "judged_by": self.criterion}
+        self.sets = init_restarts(objective.network, objective.learned.names, restarts, problem.seed, ranks.device)
+        self.step = 0  # the number of completed steps
+        self.bounds: list[float] = []
+        self.measured: list[tuple[int, int, float]] = []
+        self.best: tuple[float, int, dict[str, Tensor]] = (-math.inf, 0, self.sets.get(0))
+        self.checkpoint_path: Path | None = None  # where checkpoints are written
+        self.saved_step: int | None = None  # the step of the checkpoint on disk
+        self.corpus_parts = self.split_full_pass(corpus)
+        held_out = problem.held_out
+        self.validation_parts = self.corpus_parts if held_out is None else self.split_full_pass(held_out)
+        for part in (corpus, self.validation):
+            if part.mask is not None:
+                objective.module.check_mask(tuple(part.evidence), part.x, part.mask)
+        objective.check_values = False  # all other checks were done when the corpus was created
+        for part in (*self.corpus_parts, *self.validation_parts) if self.has_summed_choices else ():
+            objective.cache_factors(part)
+        batch = len(corpus) if objective.has_corpus_choice else problem.batch or DEFAULT_BATCH_SIZE
+        self.batch_size = min(batch, len(corpus))
+
+    @abstractmethod
+    def advance(self) -> None:
+        """Take one step of every restart, append the best bound to `bounds`, and drop the restarts that diverged.
+
+        Raises:
+            BNetError: If no restart remains.
+        """
+
+    @property
+    def is_converged(self) -> bool:
+        """True if no further step is needed."""
+        return False
+
+    def check_last_step(self) -> None:
+        """Raise an error if the parameters after the last step are valid for no restart."""
+        return
+
+    def valid_bounds(self, bound: Tensor) -> Tensor:
+        """Return whether each bound is finite, of positive probability, and not far below the start, `[set]`."""
+        is_valid = bound.isfinite() & (bound > LOG_ZERO / 2 / len(self.corpus))
+        if not self.bounds or (isinstance(self.method, SVI) and self.method.anneal is not None):
+            return is_valid
+        start = self.bounds[0]
+        return is_valid & (bound > start - DIVERGENCE_FACTOR * (1 + abs(start)))
+
+    def divergence_error(self, received: str) -> BNetError:
+        """Create the error of a fit that diverged, with the last checkpoint and the remedies.
+
+        Raises:
+            EvidenceError: The sentences are impossible in the net; the error names the first impossible observation.
+        """
+        if self.has_summed_choices:
+            self.objective.check_possible(self.corpus, FULL_PASS_SIZE)
+        step, expected = len(self.bounds) + 1, "a finite bound, not far below its start"
+        remedies = f"{self.remedies}, or a prior (spread=)"
+        return checkpoint.divergence_error(step, expected, received, remedies, self.checkpoint_path, self.saved_step)
+
+    @property
+    def remedies(self) -> str:
+        """The options that may help a fit that diverged."""
+        return "another seed=, or data and weights of a smaller scale"
+
+    @property
+    def criterion(self) -> str:
+        """The name of the quantity in `scores`. Without a prior the log posterior density equals the log evidence."""
+        return LOG_POSTERIOR if self.validation is self.corpus and self.objective.has_prior else LOG_EVIDENCE
+
+    def scores(self) -> list[float]:
+        """Compute the criterion of each restart, per validation sentence.
+
+        On the training sentences it is the objective, including the prior, because the likelihood would prefer the step
+        that overfits most. On held-out sentences it is the log evidence, which evaluates prior and data together.
+        """
+        total = torch.zeros(len(self.sets.restart_ids), dtype=self.objective.network.dtype, device=self.ranks.device)
+        with torch.no_grad():
+            for part in self.validation_parts:
+                total = total + self.objective.log_evidences(self.sets.values, part).sum(1)
+        total = self.ranks.all_reduce(total)  # before the prior, which must count once and not once for each rank
+        if self.criterion == LOG_POSTERIOR:
+            total = total + self.objective.log_prior(self.sets.values).detach()
+        return [float(score) for score in total / len(self.validation)]
+
+    def split_full_pass(self, corpus: Batch) -> list[Batch]:
+        """Split this process's shard of a corpus into the parts of a full pass; one part if sentences share a draw."""
+        if self.objective.has_corpus_choice:
+            return [corpus]
+        shard = self.ranks.shard(corpus)
+        return shard.parts(FULL_PASS_SIZE) if len(shard) else []
+
+    def update_best(self) -> list[float]:
+        """Score every restart, and keep the best parameters so far."""
+        scores = self.scores()
+        for i, (restart, score) in enumerate(zip(self.sets.restart_ids, scores, strict=True)):
+            # Of restarts that are equal up to rounding errors, the first is the best.
+            if math.isinf(self.best[0]) or score > self.best[0] + ROUNDING * abs(self.best[0]):
+                self.best = score, restart, self.sets.get(i)
+        return scores
+
+    def evaluate_restarts(self) -> None:
+        """Score every restart and keep the best parameters. At a pruning step, drop the worse half."""
+        # Successive halving (Jamieson and Talwalkar 2016): half of the restarts, rounded up, continue.
+        scores = self.update_best()
+        self.measured += [(self.step, k, score) for k, score in zip(self.sets.restart_ids, scores, strict=True)]
+        if self.step in self.pruning_steps:
+            order = sorted(range(len(scores)), key=lambda i: -scores[i])
+            self.sets.select(sorted(order[: -(-len(order) // 2)]))
+
+    def snapshot(self) -> checkpoint.Checkpoint:
+        """Create a checkpoint of the current state."""
+        network, (score, restart, best) = self.objective.network, self.best
+        tensors = {f"net/{name}": value for name, value in network.parameters.items()}
+        tensors |= {f"net/{name}": value for name, value in best.items() if name in network.parameters}
+        parts = {
+            "best": best,
+            "all": self.sets.values,
+            "first": self.sets.first_moments,
+            "second": self.sets.second_moments,
+        }
+        tensors |= {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+        tensors["story/who"] = torch.tensor(self.sets.restart_ids)
+        tensors["story/best"] = torch.tensor([score, restart], dtype=torch.float64)
+        tensors["story/measured"] = torch.tensor(self.measured, dtype=torch.float64).reshape(-1, 3)
+        return checkpoint.Checkpoint(self.step, tensors, tuple(self.bounds), (), self.settings)
+
+    def save(self, state: checkpoint.Checkpoint) -> None:
+        """Write a checkpoint. Call it only when the bound of its parameters is known to be valid."""
+        assert self.checkpoint_path is not None
+        if self.ranks.is_main_process:
+            checkpoint.write_checkpoint(self.checkpoint_path, self.objective.network, state)
+        self.saved_step = state.step
+        self.ranks.barrier()
+
+    def restore(self, path: Path, changeable: Collection[str] = ()) -> None:
+        """Load the state of a checkpoint. The `changeable` settings may differ from the settings in it."""
+        state = checkpoint.read_checkpoint(path, self.objective.network)
+        checkpoint.check_settings(path, state, self.settings, changeable)
+        with wrap_read_errors(path, checkpoint.EXPECTED):
+            story, device = state.get_tensors("story"), self.ranks.device
+            ids = [int(k) for k in story["who"]]
+            if not ids or not {*ids} <= {*range(self.restarts)}:
+                raise BNetError("restarts", expected=f"indices of restarts below {self.restarts}", actual=ids)
+            form = {name: value[:1].expand(len(ids), *value.shape[1:]) for name, value in self.sets.values.items()}
+            parts = [state.get_tensors(name) for name in ("all", "first", "second")]
+            for part in parts:
+                checkpoint.check_shapes_and_dtypes(part, form)
+            best = state.get_tensors("best")
+            checkpoint.check_shapes_and_dtypes(best, {name: value[0] for name, value in form.items()})
+            values, first, second = ({k: v.to(device) for k, v in part.items()} for part in parts)
+            self.sets = ParameterSets(values, first, second, ids)
+            self.bounds, self.saved_step, self.step = list(state.losses), state.step, state.step
+            self.measured = [(int(step), int(k), score) for step, k, score in story["measured"].tolist()]
+            score, restart = story["best"].tolist()
+            self.best = score, int(restart), {name: value.to(device) for name, value in best.items()}
+
+
+class GradientOptimizer(RestartOptimizer):
+    """An optimizer whose steps follow a gradient by Adam."""
+
+    def __init__(self, problem: FitProblem, method: IterativeMethod | StepOptions, restarts: int = 1) -> None:
+        super().__init__(problem, method, restarts)
+        self.schedule = create_schedule("cosine", method.rate, max(1, method.steps // 20), method.steps, None)
+
+    @property
+    def remedies(self) -> str:
+        """The options that may help a fit that diverged."""
+        return f"a rate= below {self.schedule(len(self.bounds) + 1):g}, clip=1.0"
+
+    @abstractmethod
+    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Compute the bound of each restart on the sentences of a step, `[set]`, and the gradient of the step.
+
+        Args:
+            step: The index of the step, from 0; it determines the minibatch and the seed of random draws.
+
+        Returns:
+            The bounds, and the gradient by parameter. The gradient is empty if the step set the parameters in closed
+            form.
+        """
+
+    def minibatch_indices(self, step: int) -> Tensor | None:
+        """Return the indices of the sentences of a step, `[sentence]`; None for all sentences."""
+        size, count = self.batch_size, len(self.corpus)
+        if size >= count:
+            return None
+        epoch, i = divmod(step, -(-count // size))
+        generator = torch.Generator().manual_seed(derive_seed(self.seed, "order", epoch))
+        order = torch.randperm(count, generator=generator)
+        return send_to_device(order[i * size : (i + 1) * size].clone(), self.ranks.device)
+
+    def advance(self) -> None:
+        """Take one step of every restart, and drop the restarts that diverged.
+
+        A restart diverged if its bound or gradient is not finite, or its bound is far below its start.
+
+        Raises:
+            BNetError: If no restart remains.
+        """
+        bound, gradient = self.bound_and_grad(self.step)
+        is_valid = self.valid_bounds(bound)
+        if gradient:
+            number = self.step + 1
+            is_valid = is_valid & adam_step(self.sets, gradient, number, self.schedule(number), self.method.clip)
+        live = is_valid.nonzero()[:, 0].tolist()
+        if not live:
+            raise self.divergence_error(f"a bound of {float(bound.max()):g}")
+        self.bounds.append(float(bound[live].max()))
+        if len(live) < len(bound):
+            self.sets.select(live)
+        self.step += 1
+
+    def check_last_step(self) -> None:
+        """Compute the next step without taking it, and raise an error if it is valid for no restart.
+
+        A bound is computed before its step changes the parameters, so only this function checks the last step.
+        """
+        before = self.sets
+        self.sets = ParameterSets(
+            dict(before.values), dict(before.first_moments), dict(before.second_moments), list(before.restart_ids)
+        )
+        bound, gradient = self.bound_and_grad(self.step)
+        self.sets = before
+        is_valid = self.valid_bounds(bound)
+        if not bool((is_valid & squared_grad_norm(gradient).isfinite() if gradient else is_valid).any()):
+            raise self.divergence_error("parameters without a finite bound after the last step")
+
+
+def optimize(optimizer: RestartOptimizer, loop: LoopConfig) -> bool:
+    """Run the remaining steps, with evaluation and checkpoints.
+
+    A checkpoint is written only when the next bound has shown that its parameters are valid.
+
+    Args:
+        optimizer: The restarts. An existing checkpoint replaces their state.
+        loop: When to evaluate and save.
+
+    Returns:
+        False if Ctrl-C ended the run early.
+
+    Raises:
+        BNetError: If every restart diverged.
+        FileError: If there is a checkpoint and the run does not resume.
+    """
+    if loop.checkpoints is not None:
+        optimizer.checkpoint_path, has_checkpoint = loop.checkpoints.prepare()
+        if has_checkpoint:
+            optimizer.restore(optimizer.checkpoint_path, loop.checkpoints.changeable)
+    optimizer.ranks.barrier()
+    steps, start, stop = optimizer.method.steps, optimizer.step, False
+    pending: checkpoint.Checkpoint | None = None
+    with loop.progress_bar(optimizer.ranks, steps, optimizer.step) as bar, defer_interrupt() as interrupts:
+        while optimizer.step < steps and not stop and not optimizer.is_converged:
+            optimizer.advance()
+            stop = optimizer.ranks.any(bool(interrupts))
+            is_due = loop.is_evaluation_step(optimizer.step, steps) or optimizer.step in optimizer.pruning_steps
+            is_due = is_due or optimizer.is_converged
+            if pending is not None:
+                optimizer.save(pending)
+                pending = None
+            bar.update()
+            bar.set_postfix(
+                bound=f"{optimizer.bounds[-1]:.4f}", restarts=len(optimizer.sets.restart_ids), refresh=False
+            )
+            if is_due:
+                optimizer.evaluate_restarts()
+            if optimizer.checkpoint_path is not None and (is_due or stop):
+                pending = optimizer.snapshot()
+            if stop and not is_due:
+                optimizer.evaluate_restarts()  # after the checkpoint, so a resumed fit equals an uninterrupted one
+        bar.refresh()  # so that a short fit also shows its last state
+        if optimizer.step > start:
+            optimizer.check_last_step()
+        if pending is not None:
+            optimizer.save(pending)
+    return not stop
+
+
+class AdamOptimizer(GradientOptimizer):
+    """The optimizer of `map` and `em` by Adam.
+
+    `map` follows the gradient of a minibatch for all parameters. `em` updates the tables of choices in closed form
+    every `inner` steps, and the weights by gradient in between. If only tables are learned, every step is an M step on
+    all sentences.
+    """
+
+    def __init__(self, problem: FitProblem, options: StepOptions) -> None:
+        super().__init__(problem, options, options.restarts)
+        self.inner = options.inner
+
+    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run the M step if it is due, then return the bound of each restart and its gradient.
+
+        The bound is `mean over sentences of log P(y | x) + log P(parameters) / number of sentences`, so the minibatch
+        estimate is unbiased. The gradient excludes parameters that are updated in closed form. If only tables are
+        learned, the bound is the bound before the M step. Under torchrun each process computes its shard, and the
+        results are summed.
+        """
+        objective, ranks = self.objective, self.ranks
+        if self.inner is not None and step % self.inner == 0:
+            prior = objective.log_prior(self.sets.values)
+            evidence = m_step(objective, self.sets, self.corpus_parts, ranks)
+            if not objective.learned.weights:
+                return (evidence + prior) / len(self.corpus), {}
+        indices = self.minibatch_indices(step)
+        part = self.corpus if indices is None else self.corpus.take(indices)
+        size, shard = len(part), ranks.shard(part)
+        leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
+        bound = objective.log_prior(leaves) / len(self.corpus) / ranks.world_size
+        if len(shard):
+            bound = bound + objective.log_evidences(leaves, shard).sum(1) / size
+        closed = () if self.inner is None else objective.learned.tables
+        open_ = {name: leaf for name, leaf in leaves.items() if name not in closed}
+        gradients = torch.autograd.grad(bound.sum(), [*open_.values()], allow_unused=True, materialize_grads=True)
+        reduced = {name: ranks.all_reduce(g) for name, g in zip(open_, gradients, strict=True)}
+        return ranks.all_reduce(bound.detach()), reduced
+
+
+def m_step(objective: FitObjective, sets: ParameterSets, parts: list[Batch], ranks: DistributedContext) -> Tensor:
+    """Run the E step, and the M step of the tables of choices in closed form.
+
+    Args:
+        objective: The log evidence; its expected counts are the E step.
+        sets: The parameters of each restart; the function replaces their tables.
+        parts: All sentences; under torchrun the shard of this process.
+        ranks: The processes.
+
+    Returns:
+        The log evidence of all sentences before the step, `[set]`.
+    """
+    totals = {name: torch.zeros_like(sets.values[name]) for name in sorted(objective.learned.tables)}
+    bound = torch.zeros(len(sets.restart_ids), dtype=objective.network.dtype, device=ranks.device)
+    for part in parts:
+        counts, evidence = torch.vmap(lambda values, part=part: objective.expected_counts(values, part))(sets.values)
+        bound = bound + evidence
+        for name, count in counts.items():
+            totals[name] = totals[name] + count
+    sets.values |= update_tables(objective, sets.values, {k: ranks.all_reduce(count) for k, count in totals.items()})
+    return ranks.all_reduce(bound)
+
+
+def update_tables(
+    objective: FitObjective, values: Mapping[str, Tensor], counts: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the tables of the M step, `theta = (counts + concentration - 1) / sum`, as logs, `[set, *shape]`.
+
+    Args:
+        objective: The objective, with the concentrations of the priors.
+        values: The parameters before the step.
+        counts: The expected counts of all sentences, `[set, *shape]`, by table.
+    """
+    # With expected counts n_k, the expected complete-data log posterior of a row is sum_k (n_k + a_k - 1) log theta_k,
+    # whose maximum is the mode of a Dirichlet(n + a): theta_k is proportional to n_k + a_k - 1 (Dempster, Laird and
+    # Rubin 1977; Bishop 2006, section 9.4). If every n_k + a_k >= 1, a step never decreases the posterior density.
+    # Otherwise (a prior below 1 and few counts) that density is unbounded at the border of the simplex, and `EPS`
+    # bounds the distance of the row to the border. Impossible states (-inf) stay impossible.
+    tables = {}
+    for name, count in counts.items():
+        probs = (count + (objective.learned.tables[name] - 1).to(count)).clamp(min=EPS)
+        probs = probs.where(values[name] > -torch.inf, 0.0)
+        tables[name] = (probs / probs.sum(-1, keepdim=True)).log()
+    return tables
+
+
+def fit_by_adam(problem: FitProblem, method: PointMethod, options: StepOptions) -> Fit[Network]:
+    """Fit by Adam: all restarts on the training sentences, then the best restart on all sentences.
+
+    Args:
+        problem: The fit problem.
+        method: The method.
+        options: Its options for this net.
+
+    Returns:
+        The fit; its net has the parameters with the best score.
+    """
+    split, evaluated_on = _split_validation(problem, options)
+    optimizer = AdamOptimizer(split, options)
+    is_finished = optimize(optimizer, problem.loop)
+    (_, restart, best), bounds = optimizer.best, optimizer.bounds
+    if len(split.corpus) < len(problem.corpus) and is_finished:
+        last, is_finished = _continue_on_all(problem, options, best)
+        best, bounds = last.best[2], [*bounds, *last.bounds]
+    fields = {"bounds": tuple(bounds), "measured": tuple(optimizer.measured), "criterion": optimizer.criterion}
+    return build_fit(problem, method, best, evaluated_on, restart=restart, finished=is_finished, **fields)
+
+
+def build_fit(
+    problem: FitProblem,
+    method: Method,
+    parameters: Mapping[str, Tensor],
+    evaluated_on: str = TRAINING_SENTENCES,
+    **fields: Any,
+) -> Fit[Network]:
+    """Create the fit of a method: the net with these parameters, the method, and further `fields` of `Fit`."""
+    objective, count = problem.objective, len(problem.corpus)
+    net, learned = replace_learned(objective.network, parameters), objective.learned.names
+    return Fit(net, method.name, count, evaluated_on, learned=learned, budget=objective.budget, **fields)
+
+
+def replace_learned(network: Network, learned: Mapping[str, Tensor]) -> Network:
+    """Return the net with the learned parameters, each on the device of the parameter that it replaces."""
+    return network.with_parameters({**network.parameters, **to_network_devices(network, learned)})
+
+
+def to_network_devices(network: Network, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Move values or draws of parameters to the devices and floating types of the parameters of the net."""
+    return {name: value.to(network.parameters[name]) for name, value in values.items()}
+
+
+def _split_validation(problem: FitProblem, options: StepOptions) -> tuple[FitProblem, str]:
+    """Return the problem with validation sentences that choose among restarts, and a description of them.
+
+    One restart, and nets with a selector of the corpus, are scored on the training sentences.
+    """
+    corpus = problem.corpus
+    if problem.held_out is not None:
+        return problem, "held-out sentences"
+    count = min(MAX_VALIDATION, int(VALIDATION_FRACTION * len(corpus)))
+    if options.restarts == 1 or problem.objective.has_corpus_choice or not count:
+        return problem, TRAINING_SENTENCES
+    generator = torch.Generator().manual_seed(derive_seed(problem.seed, "held out"))
+    order = torch.randperm(len(corpus), generator=generator)
+    split = replace(problem, corpus=corpus.take(order[count:]), held_out=corpus.take(order[:count]))
+    return split, f"{count} held-out sentences"
+
+
+def _continue_on_all(
+    problem: FitProblem, options: StepOptions, best: Mapping[str, Tensor]
+) -> tuple[RestartOptimizer, bool]:
+    """Continue from the best restart on all sentences, for 25% of the steps and at a lower learning rate."""
+    objective, ranks = problem.objective, problem.ranks
+    network = replace_learned(objective.network, best)
+    final_objective = FitObjective(network, objective.learned, objective.budget).to(ranks.device)
+    final_options = replace(options, restarts=1, steps=max(1, options.steps // 4))
+    if options.inner is None or objective.learned.weights:
+        final_options = replace(final_options, rate=options.rate * FINAL_RATE_FACTOR)
+    settings = {"again": "with all sentences", "parameters": compute_digest(network.parameters)}
+    loop = problem.loop.in_subfolder("all")
+    problem = replace(problem, objective=final_objective, loop=loop, settings={**problem.settings, **settings})
+    optimizer = AdamOptimizer(problem, final_options)
+    with checkpoint.lock_checkpoints(loop.checkpoints, ranks.is_main_process):
+        if loop.checkpoints is not None and loop.checkpoints.resume and ranks.is_main_process:
+            path = loop.checkpoints.create_path()
+            if path.exists():  # a checkpoint that started from another first phase does not belong to this fit
+                saved = checkpoint.read_checkpoint(path, network).settings
+                if saved.get("parameters") != settings["parameters"]:
+                    path.unlink()
+        ranks.barrier()
+        optimizer.evaluate_restarts()  # the initial parameters may be better than those after the steps
+        return optimizer, optimize(optimizer, loop)

@@ -11,11 +11,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bnet_transformer._core.arrays import to_numpy
+from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.fit.head_summary import compute_invariant_samples, samples_to_parameters
+from bnet_transformer.learning.fit.heads import compute_invariant_samples, samples_to_parameters
 from bnet_transformer.learning.fit.predictive import replicate
 
 if TYPE_CHECKING:

@@ -17,24 +17,22 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from bnet_transformer._core.arrays import to_numpy
-from bnet_transformer._core.resampling import permutation_p, studentised_interval
-from bnet_transformer._core.result_comparison import MIN_INTERVAL_COUNT
-from bnet_transformer._core.saved_results import SavedResult
+from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.stats import MAX_KHAT, MIN_INTERVAL_COUNT, permutation_p, studentised_interval
+from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.arviz_groups import leave_one_out
-from bnet_transformer.learning.fit.head_summary import (
+from bnet_transformer.learning.fit.heads import (
     cosine_matrix,
     find_selectors,
     head_dims,
     responsibilities,
     samples_to_parameters,
 )
-from bnet_transformer.learning.fit.importance import MAX_KHAT
-from bnet_transformer.learning.fit.problem import FitObjective
+from bnet_transformer.learning.fit.objective import FitObjective
 
 if TYPE_CHECKING:
     import pandas as pd

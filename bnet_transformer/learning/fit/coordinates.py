@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from bnet_transformer.data import Batch
-from bnet_transformer.learning.fit.gauge import Gauge, find_gauges, find_unfixed
-from bnet_transformer.learning.fit.identification import FreeBasis, find_free_bases
-from bnet_transformer.learning.fit.problem import FitObjective
+from bnet_transformer.learning.fit.identification import FreeBasis, Gauge, find_free_bases, find_gauges, find_unfixed
+from bnet_transformer.learning.fit.objective import FitObjective
 
 CHECK_SENTENCES = 16  # the sentences on which the invariance of a gauge is checked
 MIN_DIAGONAL = 1e-6  # a smaller diagonal entry of a start is replaced: its logarithm is unbounded

@@ -1,4 +1,4 @@
-"""Second-order information on several sets of parameters at once: quadratic models, conjugate gradients, convergence.
+"""Curvature: the expansion of EM at several sets of parameters, products with the Gauss-Newton matrix, its blocks, CG.
 
 A quadratic model of the log posterior density `f` at the parameters `w` of a set is `f(w + d) = f + g d - d^T H d / 2`.
 The matrix `H` is never formed: a model multiplies it with vectors. Two models are used: of the expected complete-data
@@ -7,11 +7,23 @@ density (with the Gauss-Newton matrix, `gauss_newton.py`), and of `f` (with its 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bnet_transformer._core.distributed import DistributedContext
+from bnet_transformer.compiler.gather import ExecutionState, get_present_mask
+from bnet_transformer.data import Batch
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.inference.elimination import eliminate_choices
+from bnet_transformer.inference.factors import Factor, gather_in_log_dtype, mask_unobserved, select_logits
+from bnet_transformer.learning.fit.heads import find_selectors, head_dims
+from bnet_transformer.learning.fit.objective import FitObjective
+from bnet_transformer.tpm import Normal
 
 DECREMENT = 1e-3  # a point is stationary if its Newton decrement sqrt(g^T H^-1 g) is at most this
 LANCZOS_ITERATIONS = 20
@@ -215,3 +227,531 @@ def expand_function(
         return -Hv
 
     return result.detach(), QuadraticModel(layout, gradient.detach(), product)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Dense blocks of the Gauss-Newton matrix, one for each head: which weights they have, and their inverse.
+#
+# Under a choice of heads, each prediction depends on the weights of one head, so that the matrix has one block for each
+# head, and one vector that contains the same entry of every head probes all blocks at once. Where weights of several
+# heads act together, the blocks omit what lies between them.
+
+
+MAX_ENTRIES = 128  # of a block; weights of larger ones have the mean of the diagonal only
+RIDGE = 1e-6  # of the scale, which is added to a block: without a prior it can be singular
+
+
+@dataclass(frozen=True)
+class BlockGroup:
+    """Some weights with one block for each head of a selector.
+
+    Attributes:
+        selector: The selector; None for one block of weights that are not of heads.
+        index: The positions of the entries of each block in the flat vector of the weights, `[block, entry]`.
+    """
+
+    selector: NodeSpec | None
+    index: Tensor
+
+
+@dataclass(frozen=True)
+class CurvatureBlocks:
+    """Blocks of the Gauss-Newton matrix of several sets of parameters.
+
+    Attributes:
+        groups: The weights of the blocks.
+        matrices: The blocks of each group, `[set, block, entry, entry]`, without damping.
+    """
+
+    groups: Sequence[BlockGroup]
+    matrices: Sequence[Tensor]
+
+    def select(self, rows: Sequence[int]) -> CurvatureBlocks:
+        """Return the blocks of some sets."""
+        return replace(self, matrices=[matrix[list(rows)] for matrix in self.matrices])
+
+    def factorize(self, scale: Tensor, damping: Tensor, positions: Tensor) -> Callable[[Tensor], Tensor]:
+        """Factorise the damped blocks.
+
+        Args:
+            scale: The diagonal of the matrix where there are no blocks, `[set, entry]`.
+            damping: The factor of `scale` that is added to the matrix, `[set]`.
+            positions: The position of each weight in the vectors to be multiplied, `[weight]`.
+
+        Returns:
+            The function from vectors, `[set, entry]`, to their products with the inverse.
+        """
+        factors = []
+        for group, matrix in zip(self.groups, self.matrices, strict=True):
+            at = positions[group.index]
+            added = (damping[:, None] + RIDGE) * scale
+            factors.append((at, torch.linalg.cholesky_ex(matrix + added[:, at].diag_embed()).L))
+        diagonal = (1 + damping[:, None]) * scale
+
+        def solve(r: Tensor) -> Tensor:
+            z = r / diagonal
+            for at, factor in factors:
+                z[:, at] = torch.cholesky_solve(r[:, at][..., None], factor)[..., 0]
+            return z
+
+        return solve
+
+
+def find_groups(network: Network, layout: FlatLayout) -> list[BlockGroup]:
+    """Group the weights of a layout into blocks. Weights whose block would have too many entries are in no group."""
+    parts: dict[str | None, tuple[NodeSpec | None, list[Tensor]]] = {}
+    offset = 0
+    for name, shape in layout.shapes.items():
+        index = torch.arange(offset, offset + shape.numel()).reshape(shape)
+        offset += shape.numel()
+        owners = [(s, dims[0]) for s in find_selectors(network) if (dims := head_dims(network, s, name))]
+        selector, index = (owners[0][0], index.movedim(owners[0][1], 0)) if owners else (None, index[None])
+        key = selector.param_prefix if selector else None
+        parts.setdefault(key, (selector, []))[1].append(index.reshape(len(index), -1))
+    groups = [BlockGroup(selector, torch.cat(index, 1)) for selector, index in parts.values()]
+    return [group for group in groups if group.index.shape[1] <= MAX_ENTRIES]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The expansion of EM at several sets of parameters: E step, gradient, and products with the Gauss-Newton matrix.
+#
+# One evaluation of the net for all sets gives the log evidence, the expected counts of the tables, the responsibilities
+# of the latent choices, and a graph for products with the Jacobian of the predictions (`gather_predictions`).
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """What one EM iteration needs of the log posterior density at the parameters of each set.
+
+    Attributes:
+        log_density: The log posterior density up to a constant, `[set]`.
+        evidence: The log evidence of all sentences, `[set]`.
+        counts: The expected count of each entry of the learned tables, `[set, *shape]`.
+        model: The quadratic model of the expected complete-data density in the weights: its gradient, which is the
+            gradient of the log posterior density too, and its Gauss-Newton matrix. None without weights.
+    """
+
+    log_density: Tensor
+    evidence: Tensor
+    counts: dict[str, Tensor]
+    model: QuadraticModel | None
+
+
+@dataclass(frozen=True)
+class Tilt:
+    """Log weights of the states of a selector, which are added to its log prior.
+
+    Attributes:
+        selector: The selector.
+        log_weights: For each part of the sentences, the log weights, `[set, *layout]`.
+    """
+
+    selector: NodeSpec
+    log_weights: Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class _Prediction:
+    """The parameters of the distribution of a factor at each state of the latent choices."""
+
+    value: Tensor  # [set, *layout, entry]
+    weight: Tensor  # the posterior probability of the states, [set, *layout]
+    is_categorical: bool  # whether the entries are logits
+    state_dims: Mapping[int, int]  # the dim of `value` with the states of each choice, by the index of its group
+
+    def multiply_root(self, tangent: Tensor) -> Tensor:
+        """Return `R J v` of `J v`, where `R^T R` is the weighted Fisher information."""
+        if self.is_categorical:  # the Fisher information of logits is diag(p) - p p^T
+            probs = self.value.detach().softmax(-1)
+            tangent = probs.sqrt() * (tangent - (probs * tangent).sum(-1, keepdim=True))
+        return self.weight.clamp(min=0).sqrt()[..., None] * tangent
+
+
+@dataclass(frozen=True)
+class _PartGraph:
+    """The evaluation of one part of the sentences, with a graph for products with the Gauss-Newton matrix.
+
+    The matrix is `J^T F J`. `J` is the Jacobian of the predictions by the weights, and `F` their Fisher information,
+    weighted with the posterior probabilities of the states in which they are made.
+    """
+
+    evidence: Tensor  # [set]
+    counts: dict[str, Tensor]
+    gradient: Tensor | None
+    flat: Tensor | None
+    rows: list[_Prediction]
+
+    def linearize(self) -> tuple[list[Tensor], Tensor]:
+        """Return cotangents `u` and the graph of `J^T u`, whose derivative by `u` in a direction `v` is `J v`."""
+        # J v is a product in forward mode. A backward pass is linear in its cotangent u, so that its own derivative
+        # gives J v by reverse mode only, which every operation of the compiled net supports.
+        assert self.flat is not None
+        predictions = [row.value for row in self.rows]
+        u = [torch.zeros_like(p, requires_grad=True) for p in predictions]
+        (back,) = torch.autograd.grad(predictions, self.flat, u, create_graph=True)
+        return u, back
+
+    def multiply(self, v: Tensor, linear: tuple[list[Tensor], Tensor]) -> Tensor:
+        """Return `J^T F J v`, `[set, entry]`."""
+        assert self.flat is not None
+        cotangents = []
+        for tangent, row in zip(
+            torch.autograd.grad(linear[1], linear[0], v, retain_graph=True), self.rows, strict=True
+        ):
+            if row.is_categorical:
+                probs = row.value.detach().softmax(-1)
+                tangent = probs * (tangent - (probs * tangent).sum(-1, keepdim=True))
+            cotangents.append(row.weight[..., None] * tangent)
+        (result,) = torch.autograd.grad([row.value for row in self.rows], self.flat, cotangents, retain_graph=True)
+        return result
+
+    def compute_blocks(self, group: BlockGroup) -> Tensor:
+        """Return the blocks of a group, `[set, block, entry, entry]`, from one product `J v` for each entry."""
+        assert self.flat is not None
+        u, back = self.linearize()
+        columns: list[list[Tensor]] = [[] for _ in self.rows]
+        for positions in group.index.mT:  # the same entry of each block
+            v = torch.zeros_like(self.flat)
+            v[:, positions] = 1.0
+            for row, column, tangent in zip(
+                self.rows, columns, torch.autograd.grad(back, u, v, retain_graph=True), strict=True
+            ):
+                column.append(row.multiply_root(tangent))
+        blocks, entries = group.index.shape
+        total = self.flat.new_zeros(len(self.flat), blocks, entries, entries)
+        for row, column in zip(self.rows, columns, strict=True):
+            J = torch.stack(column, 1)  # [set, entry, *layout, entry of the prediction]
+            dim = row.state_dims.get(group.selector.group.index) if group.selector else None
+            J = J[:, None] if dim is None else J.movedim(dim + 1, 1)
+            J = J.flatten(3)
+            total = total + J @ J.mT  # broadcast over the blocks where all predictions depend on all of them
+        return total
+
+
+def find_uncovered(objective: FitObjective) -> str | None:
+    """Return why Gauss-Newton steps do not cover a net; None if they do."""
+    network, weights = objective.network, {name.rpartition(".")[0] for name in objective.learned.weights}
+    for spec in network.specs:
+        depends = any(s.param_prefix in weights for s in network.ancestral_specs(spec))
+        if depends and spec.tpm.kind == "continuous" and spec.tpm.is_random and not isinstance(spec.tpm, Normal):
+            return (
+                f"{spec.group.name} has a distribution without a known Fisher information ({type(spec.tpm).__name__})"
+            )
+    return None
+
+
+@dataclass(frozen=True)
+class _Site:
+    """A factor whose distribution may depend on the weights."""
+
+    index: int  # of the factor
+    table_shape: torch.Size
+    state_dim: int | None  # the dim of the states of a latent choice; None for evidence
+    is_categorical: bool
+    state_dims: Mapping[int, int]  # of `_Prediction`
+
+
+class EMExpansion:
+    """Expands the log posterior density of several sets of parameters on fixed sentences.
+
+    Args:
+        objective: The log evidence and the log prior.
+        parts: The sentences of this process, in parts that are evaluated together.
+        ranks: The processes that share the sentences.
+    """
+
+    def __init__(self, objective: FitObjective, parts: Sequence[Batch], ranks: DistributedContext) -> None:
+        self.objective, self.parts, self.ranks = objective, parts, ranks
+        self.learned = objective.learned
+        self._sites: dict[int, list[_Site]] = {}
+
+    def compute_blocks(
+        self, sets: Mapping[str, Tensor], groups: Sequence[BlockGroup], factor: float
+    ) -> CurvatureBlocks:
+        """Compute blocks of the Gauss-Newton matrix.
+
+        Args:
+            sets: The learned parameters, `[set, *shape]`.
+            groups: The weights of the blocks, in the flat vector of all learned weights.
+            factor: The number of sentences for which each sentence stands.
+
+        Returns:
+            The blocks.
+        """
+        layout = FlatLayout.create(sets, self.learned.weights)
+        flat = layout.flatten(sets).detach().requires_grad_()
+        totals = [flat.new_zeros(len(flat), *group.index.shape, group.index.shape[1]) for group in groups]
+        with sdpa_kernel(SDPBackend.MATH):
+            for number, part in enumerate(self.parts):
+                graph = self._expand_part(number, part, sets, flat, layout, None)
+                totals = [t + graph.compute_blocks(group) for t, group in zip(totals, groups, strict=True)]
+        _, prior = expand_function(self.objective.log_prior, sets, layout)
+        diagonal = prior.product(torch.ones_like(flat))  # the prior is a product over the entries
+        pairs = zip(groups, totals, strict=True)
+        matrices = [factor * self.ranks.all_reduce(t) + diagonal[:, g.index].diag_embed() for g, t in pairs]
+        return CurvatureBlocks(groups, matrices)
+
+    def __call__(self, sets: Mapping[str, Tensor], tilt: Tilt | None = None) -> Expansion:
+        """Expand at these parameters.
+
+        Args:
+            sets: The learned parameters, `[set, *shape]`.
+            tilt: Log weights of the states of a selector; None for none.
+
+        Returns:
+            The expansion; with a tilt, that of the tilted density.
+        """
+        layout = FlatLayout.create(sets, self.learned.weights)
+        flat = layout.flatten(sets).detach().requires_grad_() if self.learned.weights else None
+        graphs = []
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
+            for number, part in enumerate(self.parts):
+                graphs.append(self._expand_part(number, part, sets, flat, layout, tilt))
+        first = next(iter(sets.values()))
+        evidence = self.ranks.all_reduce(sum((g.evidence for g in graphs), first.new_zeros(len(first))))
+        counts = {
+            name: self.ranks.all_reduce(sum((g.counts[name] for g in graphs), torch.zeros_like(sets[name])))
+            for name in sorted(self.learned.tables)
+        }
+        log_prior, prior = expand_function(self.objective.log_prior, sets, layout)
+        model = None if flat is None else self._build_model(graphs, flat, layout, prior)
+        return Expansion(evidence + log_prior, evidence, counts, model)
+
+    def _build_model(
+        self, graphs: Sequence[_PartGraph], flat: Tensor, layout: FlatLayout, prior: QuadraticModel
+    ) -> QuadraticModel:
+        """Return the sum of the models of the parts and of the log prior, which is concave in the weights."""
+        gradient = sum((g.gradient for g in graphs if g.gradient is not None), torch.zeros_like(flat)).detach()
+        linear: list[tuple[list[Tensor], Tensor]] = []
+
+        def product(v: Tensor) -> Tensor:
+            with sdpa_kernel(SDPBackend.MATH):
+                linear.extend(g.linearize() for g in graphs[len(linear) :])  # at the first product
+                pairs = zip(graphs, linear, strict=True)
+                total = sum((g.multiply(v, item) for g, item in pairs), torch.zeros_like(v))
+            return self.ranks.all_reduce(total) + prior.product(v)
+
+        return QuadraticModel(layout, self.ranks.all_reduce(gradient) + prior.gradient, product)
+
+    def _expand_part(
+        self,
+        number: int,
+        part: Batch,
+        sets: Mapping[str, Tensor],
+        flat: Tensor | None,
+        layout: FlatLayout,
+        tilt: Tilt | None,
+    ) -> _PartGraph:
+        """Evaluate one part of the sentences, with the derivatives of its log evidence."""
+        if number not in self._sites:
+            self._sites[number] = self._find_sites(part, sets)
+        sites, objective, like = self._sites[number], self.objective, next(iter(sets.values()))
+        tables = {name: sets[name].detach() for name in self.learned.tables}
+        # The derivative of the log evidence by the log of a factor is the posterior probability of its states, and by
+        # the log probability of a table entry its expected count (Darwiche 2003): zeros that are added to both are the
+        # inputs of one backward pass, which is the E step. By Fisher's identity, the gradient of the log evidence by
+        # the weights is that of the expected complete-data density.
+        count_zeros = {name: torch.zeros_like(table).requires_grad_() for name, table in tables.items()}
+        site_zeros = [like.new_zeros(len(like), *site.table_shape).requires_grad_() for site in sites]
+
+        def evaluate(
+            parameters: dict[str, Tensor],
+            count_zeros: dict[str, Tensor],
+            site_zeros: list[Tensor],
+            log_weights: Tensor | None,
+        ) -> tuple[Tensor, list[Tensor]]:
+            def fn(state: ExecutionState, factors: list[Factor]) -> tuple[Tensor, list[Tensor]]:
+                shifted, counted = list(factors), replace(state, parameters={**state.parameters, **count_zeros})
+                for k, factor in enumerate(factors):
+                    if is_density(state, factor) and objective.find_learned_tables(factor):
+                        shifted[k] = replace(factor, table=factor.table + select_logits(counted, factor))
+                predictions = []
+                for site, zeros in zip(sites, site_zeros, strict=True):
+                    factor = shifted[site.index]
+                    shifted[site.index] = replace(factor, table=factor.table + _mask_absent(state, factor, zeros))
+                    predictions.append(_predict(state, factor, site))
+                if tilt is not None and log_weights is not None:
+                    shifted.append(Factor(tilt.selector, log_weights))
+                return eliminate_choices(state, shifted), predictions
+
+            return objective.evaluate(parameters, part, fn, defer=not sites)
+
+        parameters = tables | ({} if flat is None else layout.unflatten(flat))
+        log_weights = None if tilt is None else tilt.log_weights[number]
+        in_dims = (0, 0, 0, None if log_weights is None else 0)
+        evidence, predictions = torch.vmap(evaluate, in_dims)(parameters, count_zeros, site_zeros, log_weights)
+        evidence = evidence.sum(1)
+        inputs = [*count_zeros.values(), *site_zeros, *([] if flat is None else [flat])]
+        gradients = torch.autograd.grad(
+            evidence.sum(), inputs, retain_graph=flat is not None, allow_unused=True, materialize_grads=True
+        )
+        counts, rows = dict(zip(count_zeros, gradients, strict=False)), []
+        for site, p, w in zip(sites, predictions, gradients[len(counts) :], strict=False):
+            if p.requires_grad:
+                # The distribution of a choice is the same for all its states.
+                weight = w if site.state_dim is None else w.sum(site.state_dim + 1, keepdim=True)
+                rows.append(_Prediction(p, weight, site.is_categorical, site.state_dims))
+        return _PartGraph(evidence.detach(), counts, None if flat is None else gradients[-1], flat, rows)
+
+    def _find_sites(self, part: Batch, sets: Mapping[str, Tensor]) -> list[_Site]:
+        """Find the factors whose distribution may depend on the learned weights, with the shapes of their tables."""
+        if not self.learned.weights:
+            return []
+        weighted, network = {name.rpartition(".")[0] for name in self.learned.weights}, self.objective.network
+
+        def fn(state: ExecutionState, factors: list[Factor]) -> list[_Site]:
+            sites = []
+            state_dims = {index: dim + 1 for dim, index in enumerate(state.layout.enumerated)}
+            for k, factor in enumerate(factors):
+                spec = factor.spec
+                depends = any(other.param_prefix in weighted for other in network.ancestral_specs(spec))
+                if is_density(state, factor) and spec.tpm.is_random and depends:
+                    state_dim = None if factor.evidence is not None else state.layout.enumerated.index(spec.group.index)
+                    is_categorical = spec.tpm.kind == "discrete"
+                    sites.append(_Site(k, factor.table.shape, state_dim, is_categorical, state_dims))
+            return sites
+
+        with torch.no_grad():
+            return self.objective.evaluate({name: v[0] for name, v in sets.items()}, part, fn, defer=False)
+
+
+def is_density(state: ExecutionState, factor: Factor) -> bool:
+    """True for a factor that is the probability of a node; a choice that is enumerated though observed has two."""
+    return factor.evidence is None or factor.spec.group.index not in state.layout.enumerated
+
+
+def _mask_absent(state: ExecutionState, factor: Factor, table: Tensor) -> Tensor:
+    """Return the table with zeros at nodes that are not observed, or at padding."""
+    if factor.evidence is not None:
+        return mask_unobserved(factor.evidence, table)
+    present = get_present_mask(state, factor.spec.group.word_stack)
+    return table if present is None else torch.where(present, table, 0.0)
+
+
+def _predict(state: ExecutionState, factor: Factor, site: _Site) -> Tensor:
+    """The parameters of the distribution of a factor, `[*layout, entry]`: logits, or a mean in units of its sigma.
+
+    In these units the Fisher information of a mean is the identity. So it is for a learned log sigma, which is the last
+    entry, times the square root of 2 d.
+    """
+    context, parents = gather_in_log_dtype(state, factor.spec)
+    shape = list(site.table_shape)
+    if site.is_categorical:
+        logits = state.layout.pad_dims(factor.spec.tpm.logits(context, *parents), 1)
+        if site.state_dim is not None:
+            shape[site.state_dim] = 1
+        return logits.expand(*shape, -1)
+    assert isinstance(factor.spec.tpm, Normal)
+    mean = state.layout.pad_dims(factor.spec.tpm.mean(context, *parents), 1)
+    log_sigma = context["log_sigma"]
+    entries = (mean * (-log_sigma.detach()).exp()[..., None]).expand(*shape, -1)
+    scale = (2 * mean.shape[-1]) ** 0.5 * log_sigma[..., None]
+    return torch.cat([entries, scale.expand(*shape, 1)], -1) if factor.spec.tpm.learnable else entries
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Conjugate gradients that Gauss-Newton blocks of the heads precondition.
+#
+# The blocks only speed up a solution, and never change what it converges to. So they may be those of a sample of the
+# sentences, or of earlier parameters.
+
+
+# Blocks are those of a sample if they need more products with the Jacobian, or if there are more sentences.
+MAX_PROBES, MAX_SENTENCES = 16, 1000
+MAX_VALUES = 2**25  # numbers in the products of one part of the sample
+
+
+class PreconditionedSolver:
+    """Maximises quadratic models of several sets of parameters. Blocks are computed again as soon as it saves products.
+
+    Args:
+        objective: The log evidence and the log prior.
+        corpus: The sentences of the blocks, or a set of which they are a sample.
+        split: The function that splits sentences into the parts of this process.
+        sets: The learned parameters, `[set, *shape]`.
+        ranks: The processes that share the sentences.
+    """
+
+    def __init__(
+        self,
+        objective: FitObjective,
+        corpus: Batch,
+        split: Callable[[Batch], list[Batch]],
+        sets: Mapping[str, Tensor],
+        ranks: DistributedContext,
+    ) -> None:
+        self.weights = objective.learned.weights
+        self.groups = find_groups(objective.network, FlatLayout.create(sets, self.weights))
+        self.blocks: CurvatureBlocks | None = None
+        self.excess = 0.0  # products since the blocks were computed, beyond those that new blocks would have needed
+        self.first_products: dict[int, float] = {}  # of the first solution with these blocks, by its limit
+        sizes = [group.index.shape[1] for group in self.groups]
+        self.stride = max(1, math.ceil(sum(sizes) / MAX_PROBES), math.ceil(len(corpus) / MAX_SENTENCES))
+        if objective.has_corpus_choice:
+            self.stride = 1
+        sample = corpus.take(torch.arange(0, len(corpus), self.stride))
+        count, observed = len(next(iter(sets.values()))), count_observed_numbers(corpus)
+        states = max((spec.tpm.states or 1 for spec in objective.network.choices), default=1)
+        size = max(1, MAX_VALUES // (count * max(sizes, default=1) * states * observed))
+        parts = split(sample) if self.stride == 1 else [part for full in split(sample) for part in full.parts(size)]
+        self.expand = EMExpansion(objective, parts, ranks)
+
+    def solve(
+        self,
+        sets: Mapping[str, Tensor],
+        model: QuadraticModel,
+        scale: Tensor,
+        damping: Tensor,
+        limit: int,
+        tolerance: float,
+        floor: Tensor | float = 0.0,
+    ) -> ModelStep:
+        """Maximise damped models by conjugate gradients.
+
+        Args:
+            sets: The parameters, at which new blocks are computed.
+            model: The models.
+            scale: The positive diagonal of the damping, `[set, entry]`.
+            damping: The factor of `scale` that is added to `H`, `[set]`.
+            limit: The maximum number of products.
+            tolerance: The relative residual at which a set stops.
+            floor: As that of `solve_model`.
+
+        Returns:
+            The steps.
+        """
+        if not self.groups:
+            return solve_model(model, scale, damping, limit, tolerance, floor)
+        if self.blocks is None or self.excess > MAX_PROBES:
+            self.blocks = self.compute_blocks(sets)
+            self.excess, self.first_products = 0.0, {}
+        precondition = self.blocks.factorize(scale, damping, model.layout.locate(self.weights))
+        solution = solve_model(model, scale, damping, limit, tolerance, floor, precondition)
+        self.excess += solution.iterations - self.first_products.setdefault(limit, solution.iterations)
+        return solution
+
+    def compute_blocks(self, sets: Mapping[str, Tensor]) -> CurvatureBlocks:
+        """Compute the blocks at these parameters, `[set, *shape]`."""
+        return self.expand.compute_blocks(sets, self.groups, self.stride)
+
+    def select(self, rows: list[int]) -> None:
+        """Keep only some sets."""
+        self.blocks = self.blocks and self.blocks.select(rows)
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Return the state as tensors."""
+        state = {f"blocks_{i}": matrix for i, matrix in enumerate(self.blocks.matrices if self.blocks else ())}
+        products = [(0.0, self.excess), *self.first_products.items()]
+        return state | {"products": torch.tensor(products, dtype=torch.float64)}
+
+    def restore(self, state: Mapping[str, Tensor], like: Tensor) -> None:
+        """Load the state of a snapshot, to the device of another tensor."""
+        (_, self.excess), *products = state["products"].tolist()
+        self.first_products = {int(limit): count for limit, count in products}
+        matrices = [state[f"blocks_{i}"].to(like) for i in range(len(self.groups)) if f"blocks_{i}" in state]
+        self.blocks = CurvatureBlocks(self.groups, matrices) if matrices else None
+
+
+def count_observed_numbers(corpus: Batch) -> int:
+    """Count the observed numbers of one sentence; at least 1."""
+    return max(1, sum(evidence.value[0].numel() for evidence in corpus.evidence.values()))

@@ -10,8 +10,7 @@ from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.learning.fit.gauge import find_gauges
-from bnet_transformer.learning.fit.head_summary import (
+from bnet_transformer.learning.fit.heads import (
     DEAD_USAGE,
     compute_invariant_samples,
     find_invariant_parameters,
@@ -21,7 +20,8 @@ from bnet_transformer.learning.fit.head_summary import (
     invariants,
     occupancy,
 )
-from bnet_transformer.learning.fit.problem import FitObjective, Parameters
+from bnet_transformer.learning.fit.identification import find_gauges
+from bnet_transformer.learning.fit.objective import FitObjective, Parameters
 
 MAX_PRIOR_SCALE = 3.0  # root mean square of a weight, in standard deviations of its prior
 COINCIDENT = 0.05  # relative distance of two heads that coincide

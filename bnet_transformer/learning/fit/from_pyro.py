@@ -17,24 +17,23 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer._core.checks import check_int, check_mapping, check_seed
-from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer._core.torch_context import fork_torch_rng, seed_rngs
-from bnet_transformer.bridges.pyro import PyroModel
-from bnet_transformer.bridges.pyro.checks import check_probabilities
+from bnet_transformer._core.files import derive_seed
+from bnet_transformer._core.stats import effective_sample_size, resample
+from bnet_transformer._core.tensors import fork_torch_rng, seed_rngs
+from bnet_transformer.bridges.pyro import PyroModel, check_probabilities
 from bnet_transformer.data import read_batch
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.learning.fit.adam import replace_learned
 from bnet_transformer.learning.fit.comparison import align_heads
-from bnet_transformer.learning.fit.head_summary import (
+from bnet_transformer.learning.fit.heads import (
     describe_unidentified,
     find_representative,
     log_likelihoods,
     samples_to_parameters,
 )
-from bnet_transformer.learning.fit.importance import effective_sample_size, resample
 from bnet_transformer.learning.fit.methods import analyse_choices
-from bnet_transformer.learning.fit.problem import FitObjective, select_learnable
-from bnet_transformer.learning.fit.restarts import replace_learned
+from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.learning.fit.result import Fit
 
 MIN_EFFECTIVE_DRAWS = 20.0  # fewer effective draws raise a warning

@@ -15,12 +15,19 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.distributed import DistributedContext
-from bnet_transformer._core.files import wrap_read_errors
-from bnet_transformer._core.hashing import derive_seed
+from bnet_transformer._core.files import derive_seed, wrap_read_errors
+from bnet_transformer._core.stats import MAX_KHAT, effective_sample_size, estimate_log_mean, resample
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning import checkpoint
+from bnet_transformer.learning.fit.adam import (
+    FULL_PASS_SIZE,
+    build_fit,
+    init_restarts,
+    replace_learned,
+    to_network_devices,
+)
 from bnet_transformer.learning.fit.approximation import (
     MIN_PROPOSALS,
     Approximation,
@@ -28,6 +35,9 @@ from bnet_transformer.learning.fit.approximation import (
     Proposals,
     choose_approximation,
     evaluate_draws,
+    find_head_symmetries,
+    find_sign_symmetries,
+    share_weights,
 )
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
@@ -43,10 +53,9 @@ from bnet_transformer.learning.fit.diagnostics import (
     find_dead_heads,
     find_learned_invariants,
 )
-from bnet_transformer.learning.fit.head_summary import find_invariant_parameters, find_selectors, invariants
-from bnet_transformer.learning.fit.importance import MAX_KHAT, effective_sample_size, estimate_log_mean, resample
-from bnet_transformer.learning.fit.point import describe_restarts, fit_point
-from bnet_transformer.learning.fit.problem import (
+from bnet_transformer.learning.fit.em import describe_restarts, fit_point
+from bnet_transformer.learning.fit.heads import find_invariant_parameters, find_selectors, invariants
+from bnet_transformer.learning.fit.objective import (
     EM,
     MAP,
     FitObjective,
@@ -55,15 +64,7 @@ from bnet_transformer.learning.fit.problem import (
     check_full_batch,
     to_float64,
 )
-from bnet_transformer.learning.fit.restarts import (
-    FULL_PASS_SIZE,
-    build_fit,
-    init_restarts,
-    replace_learned,
-    to_network_devices,
-)
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.symmetries import find_head_symmetries, find_sign_symmetries, share_weights
 from bnet_transformer.tpm import Codebook
 
 MAX_NEWTON_STEPS = 200

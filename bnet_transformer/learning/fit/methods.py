@@ -13,26 +13,25 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed
-from bnet_transformer._core.config_options import suggest_config_for_options
+from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed, suggest_config_for_options
 from bnet_transformer._core.distributed import distributed_context, resolve_device
-from bnet_transformer._core.hashing import compute_digest
-from bnet_transformer._core.memory import check_memory, translate_memory_errors
-from bnet_transformer._core.torch_context import enable_gradients, fork_torch_rng
+from bnet_transformer._core.files import compute_digest
+from bnet_transformer._core.process import check_memory, translate_memory_errors
+from bnet_transformer._core.tensors import enable_gradients, fork_torch_rng
 from bnet_transformer.compiler.plan import CROSS_WORD_HINT
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
-from bnet_transformer.inference.routing import Route
+from bnet_transformer.inference.plan import Route
 from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
-from bnet_transformer.learning.fit.data_scale import describe_data_scale
-from bnet_transformer.learning.fit.head_summary import describe_unidentified
+from bnet_transformer.learning.fit.adam import DEFAULT_BATCH_SIZE
+from bnet_transformer.learning.fit.em import fit_point, resolve_options
+from bnet_transformer.learning.fit.heads import describe_unidentified
 from bnet_transformer.learning.fit.laplace import describe_point, fit_laplace
 from bnet_transformer.learning.fit.nuts import fit_nuts
-from bnet_transformer.learning.fit.point import fit_point, resolve_options
-from bnet_transformer.learning.fit.problem import (
+from bnet_transformer.learning.fit.objective import (
     EM,
     MAP,
     NUTS,
@@ -44,11 +43,10 @@ from bnet_transformer.learning.fit.problem import (
     PointMethod,
     select_learnable,
 )
-from bnet_transformer.learning.fit.restarts import DEFAULT_BATCH_SIZE
+from bnet_transformer.learning.fit.predictive import describe_data_scale
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.variational import fit_svi
-from bnet_transformer.learning.training.configs import LoopConfig
-from bnet_transformer.learning.training.loop import N
+from bnet_transformer.learning.fit.svi import fit_svi
+from bnet_transformer.learning.training import LoopConfig, N
 from bnet_transformer.reference import BUDGET
 
 # The config of each method and the function that solves a problem with it. A new method is one row.

@@ -19,23 +19,22 @@ from pyro.infer import NUTS as Kernel
 from torch import Tensor
 
 from bnet_transformer._core.distributed import DistributedContext
-from bnet_transformer._core.files import wrap_read_errors
-from bnet_transformer._core.hashing import derive_seed
-from bnet_transformer._core.torch_context import seed_rngs
+from bnet_transformer._core.files import derive_seed, wrap_read_errors
+from bnet_transformer._core.tensors import seed_rngs
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning import checkpoint
+from bnet_transformer.learning.fit.adam import build_fit, to_network_devices
 from bnet_transformer.learning.fit.approximation import Approximation, Mode, choose_approximation
 from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import compute_rhat, describe_effective
-from bnet_transformer.learning.fit.head_summary import find_representative
+from bnet_transformer.learning.fit.heads import find_representative
 from bnet_transformer.learning.fit.laplace import find_mode, randomize, to_double
-from bnet_transformer.learning.fit.problem import NUTS, FitProblem, check_full_batch, to_parameters
-from bnet_transformer.learning.fit.restarts import build_fit, to_network_devices
+from bnet_transformer.learning.fit.objective import NUTS, FitProblem, check_full_batch, to_parameters
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.training.configs import defer_interrupt
+from bnet_transformer.learning.training import defer_interrupt
 
 MAX_INIT_TRIES = 100  # draws at the mode that are tried as a start with finite density
 INIT_JITTER = 0.1  # standard deviation of a start around a mode without a Hessian

@@ -18,26 +18,24 @@ from torch import Tensor
 
 from bnet_transformer._core import files
 from bnet_transformer._core.checks import check_fraction, check_int
-from bnet_transformer._core.distributed import DistributedContext, distributed_context, is_distributed
-from bnet_transformer._core.field_types import check_field_types
-from bnet_transformer._core.memory import translate_memory_errors
-from bnet_transformer._core.saved_results import Fields, build_object, register_codec
+from bnet_transformer._core.distributed import DistributedContext, distributed_context, is_distributed, single_process
+from bnet_transformer._core.process import translate_memory_errors
+from bnet_transformer._core.results import Fields, build_object, check_field_types, register_codec
+from bnet_transformer._core.stats import MAX_KHAT
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.plan import StructureError
 from bnet_transformer.data import Batch, read_batch
-from bnet_transformer.data.task import infer_fit_task
+from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.declare import Network, NodeSpec, as_network, io
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.elimination import posterior
-from bnet_transformer.learning.fit import arviz_groups, head_summary as heads
+from bnet_transformer.learning.fit import arviz_groups, heads as heads
 from bnet_transformer.learning.fit.comparison import Comparison, compare_heads
 from bnet_transformer.learning.fit.diagnostics import describe_rhat
-from bnet_transformer.learning.fit.head_summary import Heads, find_selectors, occupancy, samples_to_parameters
-from bnet_transformer.learning.fit.importance import MAX_KHAT
+from bnet_transformer.learning.fit.heads import Heads, find_selectors, occupancy, samples_to_parameters
+from bnet_transformer.learning.fit.objective import LOG_EVIDENCE, FitObjective, select_learnable
 from bnet_transformer.learning.fit.predictive import Check, check_posterior_predictive, predict_readout
-from bnet_transformer.learning.fit.problem import LOG_EVIDENCE, FitObjective, select_learnable
-from bnet_transformer.learning.training import single_process
-from bnet_transformer.learning.training.loop import N
+from bnet_transformer.learning.training import N
 from bnet_transformer.reference import BUDGET
 
 if TYPE_CHECKING:

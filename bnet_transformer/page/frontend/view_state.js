@@ -1,5 +1,5 @@
 // @ts-check
-/** The view, which is the selected node and the settings: as a small JSON object, and as the fragment of a link. `page/view_state.py` has the same fields. */
+/** The view, which is the selected node and the settings: as a small JSON object, and as the fragment of a link. `page/widget.py` has the same fields. */
 
 import { getSections } from "./layout.js";
 

@@ -1,0 +1,335 @@
+"""The search of a circuit by removing edges (ACDC, Conmy et al. 2023), and the pairs of sentences that it uses."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from bnet_transformer._core.checks import check_choice, check_float, check_int
+from bnet_transformer._core.process import check_cancelled
+from bnet_transformer._core.results import stored_class
+from bnet_transformer._core.tensors import IntArray
+from bnet_transformer.declare import Network
+from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions.circuit_runs import (
+    CircuitRuns,
+    build_arrow_runs,
+    check_ancestors_fixed,
+    find_circuit_arrows,
+    parse_edge_axes,
+)
+from bnet_transformer.interventions.edges import EDGES
+from bnet_transformer.interventions.examples import Examples, has_example_data, parse_example_pair, parse_metric
+from bnet_transformer.reference import check_discrete_node
+
+# --------------------------------------------------------------------------------------------------------------------
+# The pairs of a circuit: clean and corrupt examples with a metric, and the edges whose circuits they evaluate.
+
+
+MIN_HELD_OUT = 8  # the number of pairs from which a part is held out by default
+HELD_OUT_SHARE = 0.25
+ARROWS = "arrows"  # ground arrows, joined by `over`; the other kind of edges is `EDGES`
+
+
+@stored_class
+@dataclass(frozen=True)
+class CircuitPairs:
+    """Clean and corrupt examples, a metric, and the kind of edges.
+
+    Args:
+        clean: The clean examples.
+        corrupt: The corrupt examples.
+        metric: The metric, as the user passed it.
+        over: The axes along which arrows are separate edges; `("edges",)` for edges from writers to readers.
+        candidates: The arrows that may be removed, as the user passed them.
+        memory: The number of bytes that are used at once.
+        held_out: The positions of the examples that a search does not use.
+    """
+
+    clean: Examples = field(repr=False)
+    corrupt: Examples = field(repr=False)
+    metric: object = field(repr=False)
+    over: tuple[str, ...]
+    candidates: object
+    memory: int
+    held_out: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(
+        cls,
+        clean: object,
+        corrupt: object,
+        metric: object,
+        at: object,
+        over: object,
+        candidates: object,
+        memory: object,
+    ) -> CircuitPairs:
+        """Validate the sentences and the options."""
+        check_choice("at", at, (ARROWS, EDGES))
+        pairs = parse_example_pair(clean, corrupt)
+        for name, value in (("over", over), ("candidates", candidates)):
+            if at == EDGES and value is not None:
+                expected = 'None for at="edges": an edge joins all words and paths from a writer to a reader'
+                raise BNetError(name, expected=expected, actual=value)
+        axes = (EDGES,) if at == EDGES else parse_edge_axes(pairs[0].model.ground, over)
+        return cls(*pairs, metric, axes, candidates, check_int("memory", memory))
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    def with_sentences(self, clean: object, corrupt: object, metric: object) -> CircuitPairs:
+        """The same edges on other sentences of the net, without held-out ones."""
+        pairs = parse_example_pair(clean, corrupt)
+        if not is_same_network(pairs[0].model.network, self.clean.model.network):
+            raise BNetError("clean", expected="sentences of the net of the circuit", actual="sentences of another net")
+        if metric is None and has_example_data(self.metric):
+            hint = "Pass metric= with the states, or the function, of these pairs"
+            expected = "a metric of these pairs, because that of the circuit refers to its examples"
+            raise BNetError("metric", expected=expected, hint=hint)
+        new_metric = self.metric if metric is None else metric
+        return replace(self, clean=pairs[0], corrupt=pairs[1], metric=new_metric, held_out=())
+
+    def hold_out(self, share: float | None, seed: int) -> CircuitPairs:
+        """Hold out a random share of the examples; by default a quarter of 8 or more."""
+        if share is None:
+            share = HELD_OUT_SHARE if len(self) >= MIN_HELD_OUT else 0.0
+        count = min(round(share * len(self)), len(self) - 1)
+        chosen = np.random.default_rng(seed).permutation(len(self))[:count]
+        return replace(self, held_out=tuple(sorted(chosen.tolist())))
+
+    @property
+    def in_sample(self) -> IntArray:
+        """The positions of the examples that a search uses."""
+        return np.setdiff1d(np.arange(len(self)), self.held_out)
+
+    def build_runs(self) -> CircuitRuns:
+        """Run both sides of the examples."""
+        if self.over == (EDGES,):
+            from bnet_transformer.interventions.edge_runs import build_runner
+
+            return build_runner(self.clean, self.corrupt, self.metric, self.memory)
+        metric = parse_metric(self.clean, self.metric)
+        for examples in (self.clean, self.corrupt):
+            check_ancestors_fixed(examples, metric.nodes)
+        arrows = find_circuit_arrows(self.clean, self.corrupt, metric.nodes, self.over, self.candidates)
+        if not arrows.edge_names:
+            raise BNetError(f"corrupt: {_explain_missing_edges(arrows.incoming)}")
+        return build_arrow_runs(self.clean, self.corrupt, arrows, metric, self.memory)
+
+
+def is_same_network(first: Network, second: Network) -> bool:
+    """True if two networks are equal: the net of a loaded circuit is a copy of that of the sentences."""
+    if first is second:
+        return True
+    parameters, other = first.parameters, second.parameters
+    is_same = first.declaration == second.declaration and parameters.keys() == other.keys()
+    return is_same and all(torch.equal(value, other[name].to(value.device)) for name, value in parameters.items())
+
+
+def build_divergence_runs(pairs: CircuitPairs, readout: object) -> CircuitRuns:
+    """The runs whose metric is the KL divergence from the distribution of a discrete node in the clean run, in nats."""
+    if not isinstance(readout, str):
+        raise BNetError("readout", expected="the name of a discrete node", actual=readout)
+    ground = pairs.clean.model.ground
+    node = ground.id(readout)
+    name = ground.name(node)
+    check_discrete_node(pairs.clean.model, node)
+    clean: list[Tensor] = []
+
+    def record(**outcomes: Tensor) -> Tensor:
+        clean.append(outcomes[name])
+        return clean[-1].new_zeros(len(clean[-1]))
+
+    def diverge(**outcomes: Tensor) -> Tensor:
+        return torch.nn.functional.kl_div(outcomes[name], clean[0], log_target=True, reduction="none").sum(-1)
+
+    for function in (record, diverge):
+        parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
+        function.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
+    replace(pairs, metric=record).build_runs().evaluate_clean()
+    return replace(pairs, metric=diverge).build_runs()
+
+
+def _explain_missing_edges(incoming: object) -> str:
+    """The reason why no edge can be removed."""
+    if incoming:
+        return "none of the candidates transmits a difference between clean and corrupt to the metric"
+    return "the clean and the corrupt sentence do not differ in any ancestor of the metric"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The circuit search: remove edges one by one as long as the metric changes little (ACDC, Conmy et al. 2023).
+#
+# Groups of edges are visited from the outcomes back to the inputs. The edges of one group are tested in increasing
+# order
+# of their single effects. The search depends only on `CircuitRuns`: the names of edges, and the metric of masks.
+
+
+INITIAL_BATCH_SIZE = 4  # tests in the first batch; doubled after each batch that was predicted correctly
+MAX_BATCH_SIZE = 512  # masks in one call; the runs divide them further by their memory
+MAX_MASK_BYTES = 2**26  # of all masks in one call
+TIE_DECIMALS = 9  # effects that agree to this number of decimals are ties, tested in the order of the graph
+DIRECTIONS = ("noise", "denoise", "both")
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The tested edges.
+
+    Args:
+        effects: For each tested edge, in order, by how much its removal increases the distance from the base run.
+        retained: The edges that were not removed, in order.
+        threshold: The increase of the distance up to which an edge was removed.
+    """
+
+    effects: Mapping[int, float]
+    retained: tuple[int, ...]
+    threshold: float
+
+
+def parse_threshold(threshold: object, clean: Tensor, corrupt: Tensor) -> float:
+    """The threshold as a number: itself, or a share such as "5%" of the mean of `|clean - corrupt|`."""
+    if isinstance(threshold, str):
+        text = threshold.strip()
+        try:
+            share = float(text.removesuffix("%")) / 100 if text.endswith("%") else -1.0
+        except ValueError:
+            share = -1.0
+        if not 0 <= share < float("inf"):
+            raise BNetError("threshold", expected='a number of at least 0, or a share such as "5%"', actual=threshold)
+        total = float((clean - corrupt).abs().mean())
+        if total == 0 and share > 0:
+            expected = "a metric that differs between clean and corrupt, for a share of the total effect"
+            raise BNetError("threshold", expected=expected, actual="a total effect of 0", hint="Pass a number")
+        return share * total
+    number = check_float("threshold", threshold)
+    if number < 0:
+        raise BNetError("threshold", expected="a number of at least 0", actual=threshold)
+    return number
+
+
+def search_circuit(
+    runs: CircuitRuns, examples: IntArray, threshold: float, direction: str, progress: bool | None = False
+) -> SearchResult:
+    """Search from the clean run, from the corrupt run, or both.
+
+    `"noise"` starts from the circuit of all edges, and an edge is removed (reads the corrupt run) if the metric stays
+    near that of the clean run. `"denoise"` is the same search with the runs exchanged: all edges read a corrupt run,
+    and an edge is restored (reads the clean run) if the metric stays near that of the corrupt run; the edges whose
+    restoration matters are the circuit. `"both"` is the union, with the larger of the two effects.
+
+    Args:
+        runs: The runs.
+        examples: The positions of the examples that are used.
+        threshold: The increase of the distance up to which an edge is removed.
+        direction: `"noise"`, `"denoise"` or `"both"`.
+        progress: Whether to show a progress bar; None for only in a terminal.
+
+    Returns:
+        The effects and the retained edges.
+    """
+    check_choice("direction", direction, DIRECTIONS)
+    searches = [runs] * (direction != "denoise") + [runs.swap()] * (direction != "noise")
+    hide = None if progress is None else not progress
+    with tqdm(total=len(searches) * len(runs.edge_names), disable=hide, unit="edge", leave=False) as bar:
+        results = [search_edges(item, examples, threshold, bar.update) for item in searches]
+    if len(results) == 1:
+        return results[0]
+    effects = {edge: max(result.effects[edge] for result in results) for edge in results[0].effects}
+    retained = {edge for result in results for edge in result.retained}
+    return SearchResult(effects, tuple(edge for edge in effects if edge in retained), threshold)
+
+
+def evaluate_changes(runs: CircuitRuns, retained: Tensor, changes: Sequence[Sequence[int]]) -> Tensor:
+    """The metric of a circuit after each of these sets of edges was removed, or added, `[set, example]`."""
+    size = max(1, min(MAX_BATCH_SIZE, MAX_MASK_BYTES // max(1, len(retained))))
+    parts = []
+    for start in range(0, len(changes), size):
+        sets = changes[start : start + size]
+        masks = retained.repeat(len(sets), 1)
+        for mask, edges in zip(masks, sets, strict=True):
+            mask[list(edges)] ^= True
+        parts.append(runs.evaluate(masks))
+    return torch.cat(parts)
+
+
+def search_edges(
+    runs: CircuitRuns, examples: IntArray, threshold: float, report: Callable[[int], object]
+) -> SearchResult:
+    """Test all edges, from the outcomes to the inputs.
+
+    Args:
+        runs: The runs.
+        examples: The positions of the examples that are used.
+        threshold: The increase of `D(H)`, the mean of `|metric(H) - metric(clean)|`, up to which an edge is removed.
+        report: Receives the number of edges that were tested since its last call.
+
+    Returns:
+        The effects, and the retained edges.
+    """
+    clean, columns = runs.evaluate_clean()[examples], torch.from_numpy(examples)
+
+    retained = torch.ones(len(runs.edge_names), dtype=torch.bool)
+
+    def measure_distances(removed: Sequence[Sequence[int]]) -> Tensor:  # D without each of these sets of edges
+        check_cancelled()
+        return (evaluate_changes(runs, retained, removed)[:, columns] - clean).abs().mean(-1)
+
+    effects: dict[int, float] = {}
+    distance = 0.0
+    for group in reversed(runs.edge_groups):
+        connected = runs.find_connected(retained)
+        idle = [edge for edge in group if not connected[edge]]
+        effects |= dict.fromkeys(idle, 0.0)
+        retained[idle] = False
+        report(len(idle))
+        edges = [edge for edge in group if connected[edge]]
+        if edges:
+            distance = _test_edges(measure_distances, edges, retained, distance, threshold, effects, report)
+    return SearchResult(effects, tuple(edge for edge in effects if retained[edge]), threshold)
+
+
+def _test_edges(
+    measure: Callable[[Sequence[Sequence[int]]], Tensor],
+    edges: Sequence[int],
+    retained: Tensor,
+    distance: float,
+    threshold: float,
+    effects: dict[int, float],
+    report: Callable[[int], object],
+) -> float:
+    """Test the edges of one group, in the order of their single effects; update `retained` and `effects`.
+
+    `measure` returns `D` of the retained edges without each of some sets. The result is `D` after the tests.
+    """
+    single_effects = measure([[edge] for edge in edges]) - distance
+    order = sorted(range(len(edges)), key=lambda k: round(float(single_effects[k]), TIE_DECIMALS))
+    # The tests are sequential: each depends on the edges that were removed before. To evaluate several in one batch,
+    # predict that all edges of the batch will be removed, or that none will, like the last tested edge. Results up to
+    # the first wrong prediction, inclusive, are those of the sequential search; the others are discarded (speculative
+    # execution). The prediction changes the time, but never the circuit.
+    remaining, size, should_remove = [edges[k] for k in order], INITIAL_BATCH_SIZE, True
+    while remaining:
+        guess = remaining[:size]
+        # D at the test of each edge, if all edges before it in the batch are removed, or if none is.
+        computed = measure([guess[: k + 1] if should_remove else [guess[k]] for k in range(len(guess))])
+        num_used, is_removed = 0, should_remove
+        for edge, new_distance in zip(guess, computed.tolist(), strict=True):
+            is_removed = new_distance - distance < threshold
+            effects[edge] = new_distance - distance
+            num_used += 1
+            if is_removed:
+                retained[edge], distance = False, new_distance
+            if is_removed != should_remove:
+                break
+        report(num_used)
+        size = 2 * size if is_removed == should_remove else INITIAL_BATCH_SIZE
+        remaining, should_remove = remaining[num_used:], is_removed
+    return distance

@@ -1,0 +1,860 @@
+"""Runs of circuits of ground arrows: the candidate arrows, and many circuits on the same examples in one batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import check_choice, check_sequence
+from bnet_transformer._core.naming import SLICE, WORD, format_label, join_path, match_names, split_path
+from bnet_transformer._core.tensors import BoolArray, IntArray
+from bnet_transformer.compiler.evaluate import evaluate_tpm
+from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.declare import NodeSpec
+from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
+from bnet_transformer.graph import GroundGraph, NodeGroup, ancestors, count_from_start, descendants
+from bnet_transformer.graph.template_graph import EdgeTemplate
+from bnet_transformer.interventions.cells import find_merged_plates
+from bnet_transformer.interventions.examples import Examples, Metric
+from bnet_transformer.interventions.patched_run import (
+    CELL_AXIS,
+    get_layout_shape,
+    get_parent_groups,
+    summarize_distribution,
+)
+from bnet_transformer.reference import GroundModel
+from bnet_transformer.tpm import Attention, Bilinear, Dot, EvalContext
+
+# --------------------------------------------------------------------------------------------------------------------
+# What a search and a curve need of a net: runs of circuits over named edges, in which the other edges are corrupt.
+#
+# `ArrowRuns` implements `CircuitRuns` for ground arrows. Any other class of edges with the same methods can be searched
+# and ranked in the same way, because edges occur only as names and as columns of masks.
+
+
+INPUT, OUTCOME, BETWEEN = "differs", "outcome", "between"  # the part of a node in a circuit
+
+
+@dataclass(frozen=True)
+class CircuitParts:
+    """What a figure of a circuit draws.
+
+    Args:
+        edge_of: The edge of each arrow of the circuit; None for an arrow that was not a candidate.
+        nodes: The nodes of these arrows, with their attributes.
+        num_idle: The number of arrows of the net that transmit no difference between the runs.
+    """
+
+    edge_of: Mapping[str, str | None]
+    nodes: Mapping[str, Mapping[str, Any]]
+    num_idle: int
+
+
+class CircuitRuns(Protocol):
+    """Runs of circuits. Along a retained edge the run reads its own value, along any other edge the corrupt one.
+
+    Subclass it to inherit the defaults of `edge_groups`, `count_from_start`, `find_connected`, `check_edge` and
+    `trace`.
+
+    Attributes:
+        edge_names: The name of each edge, `"source -> target"`, targets in topological order.
+    """
+
+    edge_names: tuple[str, ...]
+
+    def evaluate(self, retained: Tensor) -> Tensor:
+        """The metric, `[circuit, example]`, of circuits with the masks `retained`, `[circuit, edge]`."""
+        ...
+
+    def evaluate_clean(self) -> Tensor:
+        """The metric of the clean run, `[example]`."""
+        ...
+
+    def evaluate_corrupt(self) -> Tensor:
+        """The metric of the corrupt run, `[example]`."""
+        ...
+
+    def swap(self) -> CircuitRuns:
+        """The same edges with the clean and the corrupt run exchanged."""
+        ...
+
+    @property
+    def edge_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The edges that a search tests together, groups in topological order: by default those into one target."""
+        targets = enumerate(split_path(name)[-1] for name in self.edge_names)
+        return tuple(tuple(k for k, _ in edges) for _, edges in groupby(targets, key=lambda item: item[1]))
+
+    def count_from_start(self, name: str) -> str:
+        """The name of the end of an edge, with a word that is counted from the start; by default unchanged."""
+        return name
+
+    def find_connected(self, retained: Tensor) -> Tensor:
+        """The mask of the edges that lead to the metric along the retained ones, `[edge]`; by default all edges."""
+        return torch.ones_like(retained)
+
+    def check_edge(self, name: str) -> None:
+        """Raise an error if the net has no such edge. Edges without a difference may have no column in the masks."""
+        if name not in self.edge_names:
+            raise unknown_name_error("edge", name, self.edge_names)
+
+    def trace(self, retained: Tensor) -> CircuitParts:
+        """The arrows and nodes of a circuit, for its graph and for figures: by default the edges and their ends."""
+        names = [name for name, is_retained in zip(self.edge_names, retained.tolist(), strict=True) if is_retained]
+        ends = dict.fromkeys(end for name in names for end in split_path(name))
+        nodes = {end: {"role": end.split("_")[0], "label": end, "part": BETWEEN} for end in ends}
+        return CircuitParts({name: name for name in names}, nodes, 0)
+
+
+def match_edges(patterns: Iterable[str], runs: CircuitRuns) -> tuple[str, ...]:
+    """The names of the edges that match the patterns.
+
+    Args:
+        patterns: Names such as `"v_0_0_1 -> a_0_0_3"`, and patterns such as `"a_0_* -> *"`.
+        runs: The runs.
+
+    Returns:
+        The names, without duplicates; a full name of an edge without a difference is retained unchanged.
+    """
+    known, names = dict.fromkeys(runs.edge_names), dict[str, None]()
+    for pattern in patterns:
+        name = join_path(map(runs.count_from_start, split_path(pattern)))
+        matches = [name] if name in known else match_names(name, known)
+        if not matches:
+            runs.check_edge(name)
+            matches = [name]
+        names |= dict.fromkeys(matches)
+    return tuple(names)
+
+
+def build_mask(runs: CircuitRuns, names: Iterable[str]) -> Tensor:
+    """The mask of the named edges, `[edge]`; names without a column are omitted."""
+    included = set(names)
+    return torch.tensor([name in included for name in runs.edge_names], dtype=torch.bool)
+
+
+def describe_node(
+    group: NodeGroup, axes: Sequence[str], index: Sequence[int], part: str, token: str | None = None
+) -> dict[str, Any]:
+    """The attributes of a node in the graph of a circuit.
+
+    Args:
+        group: The node group.
+        axes: The axes of the node: the plates of its group, and `"word"` if it has a word.
+        index: The position along each axis.
+        part: `INPUT`, `OUTCOME` or `BETWEEN`.
+        token: The token of its word; None if the examples have different tokens.
+
+    Returns:
+        The attributes, by name.
+    """
+    position = dict(zip(axes, index, strict=True))
+    word, plates = position.get(WORD), tuple(int(position[plate]) for plate in group.plates)
+    return {
+        "stack": group.stack,
+        "role": group.role,
+        "slice": group.slice,
+        "head": position.get("head"),
+        "plates": axes,
+        "index": index,
+        "word": word,
+        "token": None if token is None else str(token),  # writers of graphs accept only built-in types
+        "label": format_label(group.role, stack=group.stack, slice=group.slice, plates=plates, word=word, token=token),
+        "part": part,
+    }
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The candidate arrows of a circuit: those that transmit a difference between the two runs to an outcome.
+#
+# An arrow is active if its source can differ between the clean and the corrupt run. This is the case if the source is,
+# or
+# descends from, an input that differs or a node that `do` sets in one run only or to another value. Other arrows are
+# idle.
+
+
+@dataclass(frozen=True)
+class IncomingArrows:
+    """The active arrows into a node group: the ground ids of both ends, and the edge of each arrow.
+
+    An edge is one arrow, or several arrows that are removed together. Arrows that are never removed have the edge id
+    -1.
+    """
+
+    sources: IntArray
+    targets: IntArray
+    edge_ids: IntArray
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+
+@dataclass(frozen=True)
+class CircuitArrows:
+    """All active arrows that lead to an outcome, by the node group of their target, groups in topological order.
+
+    Args:
+        ground: The ground graph.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
+        incoming: The arrows into each node group.
+        edge_names: The name of each edge, by its id.
+        edges_by_group: The ids of the edges into each node group.
+        differing_nodes: The mask of the first nodes that differ between the two runs, `[node]`.
+        num_idle: The number of arrows between ancestors of the outcomes that transmit no difference.
+        over: The axes along which arrows are separate edges.
+    """
+
+    ground: GroundGraph
+    outcome_nodes: tuple[int, ...]
+    incoming: dict[int, IncomingArrows]
+    edge_names: tuple[str, ...]
+    edges_by_group: Mapping[int, tuple[int, ...]] = field(repr=False)
+    differing_nodes: BoolArray = field(repr=False)
+    num_idle: int = 0
+    over: tuple[str, ...] = ()
+
+
+def find_circuit_arrows(
+    clean: Examples, corrupt: Examples, outcome_nodes: Sequence[int], over: tuple[str, ...], candidates: object
+) -> CircuitArrows:
+    """Find the active arrows between two runs, and join them into edges.
+
+    Args:
+        clean: The clean examples.
+        corrupt: The corrupt examples.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
+        over: The axes along which arrows are separate edges.
+        candidates: The arrows that may be removed, such as `"v -> a"`; None for all.
+
+    Returns:
+        The arrows, by the node group of their target.
+    """
+    model, ground = clean.model, clean.model.ground
+    is_ancestor = np.zeros(len(ground), dtype=bool)
+    is_ancestor[[*outcome_nodes, *ancestors(ground, outcome_nodes)]] = True
+    differing, can_differ = _find_differing_nodes(clean, corrupt)
+    pairs = _parse_candidates(ground, candidates)
+    by_group: dict[int, list[tuple[EdgeTemplate, IntArray, IntArray]]] = {}
+    num_idle = 0
+    for edge, sources, targets in ground.arrows():
+        relevant = is_ancestor[targets]
+        active = relevant & can_differ[sources]
+        num_idle += int(relevant.sum() - active.sum())
+        if active.any():
+            by_group.setdefault(edge.child, []).append((edge, sources[active], targets[active]))
+    incoming: dict[int, IncomingArrows] = {}
+    names: list[str] = []
+    group_edges = {}
+    for index in sorted(by_group):
+        _check_removable(model, index, can_differ)
+        ids: dict[str, int] = {}
+        edge_ids: list[int] = []
+        for edge, sources, targets in by_group[index]:
+            if pairs is None or (edge.parent, edge.child) in pairs:
+                arrow_edges = _name_edges(ground, sources, targets, over)
+                edge_ids += [ids.setdefault(name, len(names) + len(ids)) for name in arrow_edges]
+            else:
+                edge_ids += [-1] * len(sources)
+        ends = [np.concatenate([part[k] for part in by_group[index]]).astype(np.int64) for k in (1, 2)]
+        incoming[index] = IncomingArrows(ends[0], ends[1], np.array(edge_ids))
+        group_edges[index] = tuple(ids.values())
+        names += ids
+    differing &= is_ancestor
+    return CircuitArrows(ground, tuple(outcome_nodes), incoming, tuple(names), group_edges, differing, num_idle, over)
+
+
+def mark_needed_sources(
+    arrows: CircuitArrows, retained: Mapping[int, BoolArray], needed: BoolArray, group: int
+) -> None:
+    """Mark in `needed`, `[node]`, the sources of retained arrows into those nodes of a group that are marked."""
+    incoming, mask = arrows.incoming[group], retained[group]
+    needed[incoming.sources[mask & needed[incoming.targets]]] = True
+
+
+def iter_active_arrows(arrows: CircuitArrows, retained: Mapping[int, BoolArray]) -> Iterator[tuple[int, int, int]]:
+    """Yield the retained arrows on a path from a differing node to an outcome: source, target, edge id."""
+    needed, differing = np.zeros(len(arrows.ground), dtype=bool), arrows.differing_nodes.copy()
+    needed[list(arrows.outcome_nodes)] = True
+    for group in reversed(arrows.incoming):
+        mark_needed_sources(arrows, retained, needed, group)
+    for group, incoming in arrows.incoming.items():
+        differing[incoming.targets[retained[group] & differing[incoming.sources]]] = True
+        active = retained[group] & differing[incoming.sources] & needed[incoming.targets]
+        columns = incoming.sources, incoming.targets, incoming.edge_ids
+        yield from zip(*(column[active].tolist() for column in columns), strict=True)
+
+
+def check_edge_name(arrows: CircuitArrows, name: str) -> None:
+    """Raise an error if the net has no edge of this name, with or without a difference between the runs."""
+    groups = arrows.ground.template.groups
+    for edge, sources, targets in arrows.ground.arrows():
+        is_similar = name.startswith(groups[edge.parent].name) and f" -> {groups[edge.child].name}" in name
+        if is_similar and name in _name_edges(arrows.ground, sources, targets, arrows.over):
+            return
+    hint = 'For the edges of net.edges(), such as "a_0_1 -> q_1_0", pass at="edges"'
+    raise unknown_name_error("edge", name, arrows.edge_names, hint=hint)
+
+
+def get_node_slice(ground: GroundGraph, index: int) -> slice:
+    """The range of the ground ids of a node group."""
+    return slice(int(ground.offsets[index]), int(ground.offsets[index + 1]))
+
+
+def parse_edge_axes(ground: GroundGraph, over: object) -> tuple[str, ...]:
+    """Validate the axes along which arrows are separate edges: all axes by default."""
+    known = (SLICE, *ground.template.plate_sizes, WORD)
+    if over is None:
+        return known
+    axes = check_sequence("over", over, str)
+    for axis in axes:
+        check_choice("over", axis, known)
+    if SLICE not in axes:
+        hint = "To join all words and plates of a slice, pass over=('slice',)"
+        raise BNetError("over", expected="axes that include 'slice'", actual=axes, hint=hint)
+    # A head is a head of one group: the axis of heads includes the plates around it.
+    merged = (plate for group in ground.template.groups for plate in find_merged_plates(axes, ground.axes(group)))
+    return (*axes, *dict.fromkeys(merged))
+
+
+def _find_differing_nodes(clean: Examples, corrupt: Examples) -> tuple[BoolArray, BoolArray]:
+    """The first nodes that differ between two runs, and all nodes that can differ: the first ones and descendants."""
+    model, corrupt_model = clean.model, corrupt.model
+    template = model.network.graph
+    differing = np.zeros(len(model.ground), dtype=bool)
+    unchanged = []
+    pairs = list(zip(clean.models, corrupt.models, strict=True))
+    for name in model.inputs:
+        part = get_node_slice(model.ground, template.by_name[name].index)
+        for one, two in pairs:
+            differ = (one.inputs[name] != two.inputs[name]).reshape(part.stop - part.start, -1).any(-1)
+            differing[part] |= differ.cpu().numpy()
+    for node in {*model.do, *corrupt_model.do, *model.attention_rows, *corrupt_model.attention_rows}:
+        is_same = all(_has_same_intervention(*pair, node) for pair in pairs)
+        differing[node] = not is_same
+        if is_same and node in model.do:
+            unchanged.append(node)
+    has_same_rows = model.attention_rows.keys() == corrupt_model.attention_rows.keys()
+    rows = model.ground.retained_parents if has_same_rows else {}
+    # A node that both runs set to the same value cannot differ: graph surgery cuts the arrows into it.
+    ground = GroundGraph(template, model.ground.word_counts, unchanged, rows)
+    can_differ = differing.copy()
+    can_differ[descendants(ground, np.flatnonzero(differing).tolist())] = True
+    return differing, can_differ
+
+
+def _has_same_intervention(first: GroundModel, second: GroundModel, node: int) -> bool:
+    """True if both models set a node to the same value, or to the same row of attention, or neither sets it."""
+    for kind in ("do", "attention_rows"):
+        value, other = getattr(first, kind).get(node), getattr(second, kind).get(node)
+        if (value is None) != (other is None) or (value is not None and not torch.equal(value, other)):
+            return False
+    return True
+
+
+def _check_removable(model: GroundModel, index: int, can_differ: BoolArray) -> None:
+    """Raise an error for a node group whose arrows cannot be removed separately in a batch."""
+    spec, ground = model.network.specs[index], model.ground
+    if index in model.network.graph.recurrent:
+        name = spec.group.name
+        raise UnsupportedError(
+            f"{name}: circuits cannot contain a recurrent node group that differs between the runs",
+            hint=f"Use a corrupt sentence that differs only where {name} does not depend on it, or use bt.sweep",
+        )
+    for selector in {selector for parent in spec.parents for _, selector in parent.pick}:
+        if can_differ[get_node_slice(ground, selector)].any():
+            name = model.network.specs[selector].group.name
+            raise UnsupportedError(
+                f"arrow {name} -> {spec.group.name}: the selector {name} differs between the runs",
+                hint=f"Set it to the same state in clean and corrupt by do({name}=...)",
+            )
+
+
+def _parse_candidates(ground: GroundGraph, candidates: object) -> set[tuple[int, int]] | None:
+    """The pairs (parent group, child group) whose arrows may be removed; None for all."""
+    if candidates is None:
+        return None
+    patterns = check_sequence("candidates", [candidates] if isinstance(candidates, str) else candidates, str)
+    groups = ground.template.groups
+    known: dict[str, set[tuple[int, int]]] = {}
+    for edge in ground.template.edges:
+        name = f"{groups[edge.parent].stem} -> {groups[edge.child].stem}"
+        known.setdefault(name, set()).add((edge.parent, edge.child))
+    pairs: set[tuple[int, int]] = set()
+    for pattern in patterns:
+        name = join_path(split_path(pattern))
+        if name not in known:
+            raise unknown_name_error("arrow of candidates", pattern, known)
+        pairs |= known[name]
+    return pairs
+
+
+def _name_edges(ground: GroundGraph, sources: IntArray, targets: IntArray, over: Collection[str]) -> list[str]:
+    """The name of the edge of each arrow: the names of both ends, with a star for each joined index."""
+    names = {}
+    for node in {*sources.tolist(), *targets.tolist()}:
+        group, index = ground.unravel_index(node)
+        axes = zip(ground.axes(group), index, strict=True)
+        names[node] = "_".join([group.name, *(str(i) if axis in over else "*" for axis, i in axes)])
+    ends = zip(sources.tolist(), targets.tolist(), strict=True)
+    return [f"{names[source]} -> {names[target]}" for source, target in ends]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# A node group that is evaluated in many circuits at once, with a mask over its incoming arrows.
+#
+# Along a retained arrow a node uses the value of its parent in the run of the circuit; along any other arrow it uses
+# the value in the corrupt run. Values have the layout `[circuit, example, *plates, word, *shape]`; a mask `[circuit,
+# arrow]` marks the retained arrows into a node group. A node that reads all words can then read a different collection
+# in
+# each circuit and for each word, `[..., i, j, *shape]`. This tensor is avoided if all words use the same collection. It
+# is also avoided for an attention, which instead mixes the scores and the weighted values of the two runs.
+
+
+@dataclass(frozen=True)
+class MaskedGroup:
+    """A node group (or its one needed word) that is evaluated with a mask over its incoming arrows.
+
+    `slot_arrows` contains, for each entry of each slot, `[1 or N, *plates, word, *over]`, the index of the arrow along
+    which the entry is read; -1 for an idle arrow.
+    """
+
+    spec: NodeSpec
+    word: int | None
+    slot_arrows: tuple[Tensor, ...]
+
+    @classmethod
+    def build(cls, state: ExecutionState, arrows: CircuitArrows, index: int, word: int | None) -> MaskedGroup:
+        """Find the arrow of each entry of each slot: gather node ids instead of values, and find the pairs of ids."""
+        spec, offsets = state.network.specs[index], arrows.ground.offsets
+        incoming = arrows.incoming.get(index, IncomingArrows(*[np.zeros(0, dtype=np.int64)] * 3))
+        scale = len(arrows.ground)
+        find_arrows = pd.Index(incoming.targets * scale + incoming.sources).get_indexer  # -1 for pairs without an arrow
+        targets, slot_arrows = _number_nodes(state, spec, int(offsets[index]), word)[0], []
+        for parent in spec.parents:
+            parent_spec = state.network.specs[parent.index]
+            picks = {selector: state.values[selector] for _, selector in parent.pick}
+            numbers = _number_nodes(state, parent_spec, int(offsets[parent.index]), None) + 1  # 0 is padding
+            numbered = replace(state, values={**picks, parent.index: numbers})
+            _, (source,) = gather_parents(numbered, replace(spec, parents=(parent,)), word)
+            target = targets.reshape(*targets.shape, *[1] * (source.dim() - 1 - targets.dim()))
+            ends = torch.where(source[0] > 0, target * scale + source[0] - 1, -1)
+            numbers_of_arrows = torch.from_numpy(find_arrows(ends.reshape(-1).cpu().numpy()))
+            slot_arrows.append(numbers_of_arrows.reshape(ends.shape).to(state.device))
+        return cls(spec, word, tuple(slot_arrows))
+
+    @staticmethod
+    def can_mix_attention(spec: NodeSpec) -> bool:
+        """True for an attention over words whose scores and weighted values can be a mixture of two runs."""
+        is_supported = isinstance(spec.tpm, Attention) and isinstance(spec.tpm.score, Dot | Bilinear)
+        return is_supported and all(parent.over in ((), (WORD,)) for parent in spec.parents)
+
+    def compute(self, state: ExecutionState, corrupt: ExecutionState, retained: Tensor) -> Tensor:
+        """The values of the group in each circuit.
+
+        Args:
+            state: The values of the circuit's run.
+            corrupt: The corrupt run.
+            retained: The mask of the retained arrows into the group, `[circuit, arrow]`.
+
+        Returns:
+            The values, `[circuit, example, *plates, word, *shape]`; for a random group `log P` or the mean.
+        """
+        context, values = gather_parents(state, self.spec, self.word)
+        _, corrupt_values = gather_parents(corrupt, self.spec, self.word)
+
+        def select_slots() -> list[Tensor]:
+            slots = zip(values, corrupt_values, self.slot_arrows, strict=True)
+            return [_select_parent_values(*slot, retained) for slot in slots]
+
+        if self.can_mix_attention(self.spec) and not bool(retained.all()):
+            result = self._mix_attention(context, values, corrupt_values, retained)
+        elif self.spec.tpm.is_random:
+            result = summarize_distribution(self.spec, context, select_slots())
+        else:
+            result = evaluate_tpm(state, self.spec, context, select_slots())
+        event_shape = result.shape[-1:] if self.spec.tpm.kind == "discrete" else self.spec.shape
+        result = state.layout.pad_dims(result, len(event_shape))
+        if self.spec.group.index not in state.attention_rows:
+            return result
+        rows, is_set = state.attention_rows[self.spec.group.index]  # nodes with a set row of attention
+        if self.word is not None:
+            rows, is_set = (tensor.narrow(state.layout.word_dim, self.word, 1) for tensor in (rows, is_set))
+        assert isinstance(self.spec.tpm, Attention)
+        return torch.where(is_set[..., None], self.spec.tpm.mix(rows, *select_slots()), result)
+
+    def _mix_attention(
+        self, context: EvalContext, circuit_parents: list[Tensor], corrupt_parents: list[Tensor], retained: Tensor
+    ) -> Tensor:
+        """Evaluate an attention whose scores and weighted values are a mixture of both runs."""
+        # A score reads one key, and the weighted sum is linear in the values. So the score of word j comes from the run
+        # in which k_j is read, and sum_j w_j v_j is the sum over retained arrows plus the sum over other arrows with
+        # the values of the corrupt run. No copy of all keys and values for each word is necessary.
+        tpm = self.spec.tpm
+        assert isinstance(tpm, Attention)
+        names = [parent.slot for parent in self.spec.parents]
+        read_slot = next(k for k, name in enumerate(names[:2]) if name.endswith("."))
+        parents = [
+            value if k in (read_slot, 2) else _select_parent_values(value, corrupt, slot, retained)
+            for k, (value, corrupt, slot) in enumerate(
+                zip(circuit_parents, corrupt_parents, self.slot_arrows, strict=True)
+            )
+        ]
+        scores, mask = tpm.scores(context, *parents)
+        in_circuit = _build_mask(self.slot_arrows[read_slot], retained)
+        if in_circuit is not None:
+            swapped = [*parents]
+            swapped[read_slot] = corrupt_parents[read_slot]
+            scores = torch.where(in_circuit, scores, tpm.scores(context, *swapped)[0])
+        weights = tpm.normaliser.normalise(scores, mask)
+        in_circuit = _build_mask(self.slot_arrows[2], retained)
+        if in_circuit is None:
+            return tpm.mix(weights, *parents)
+        swapped = [*parents]
+        swapped[2] = corrupt_parents[2]
+        if tpm.residual:
+            swapped[-1] = torch.zeros_like(swapped[-1])  # the first of the two sums adds the residual
+        return tpm.mix(weights * in_circuit, *parents) + tpm.mix(weights * ~in_circuit, *swapped)
+
+
+def _number_nodes(state: ExecutionState, spec: NodeSpec, offset: int, word: int | None) -> Tensor:
+    """The ids of the nodes of a group in the layout, `[1, 1, *plates, word]`."""
+    shape = (1, 1, *get_layout_shape(state, spec))
+    ids = (torch.arange(int(np.prod(shape)), device=state.device) + offset).reshape(shape)
+    return ids if word is None else ids.narrow(state.layout.word_dim, word, 1)
+
+
+def _select_parent_values(
+    circuit_value: Tensor, corrupt_value: Tensor, slot_arrows: Tensor, retained: Tensor
+) -> Tensor:
+    """The values that a slot reads: of the circuit along retained and idle arrows, else of the corrupt run."""
+    mask = _build_mask(slot_arrows, retained)
+    if mask is None:
+        return circuit_value
+    for d in range(1, mask.dim()):  # words (or heads) that read the same arrows share a collection
+        if mask.shape[d] > 1 and circuit_value.shape[d] == corrupt_value.shape[d] == 1:
+            mask = _collapse_dim(mask, slot_arrows >= 0, d)
+    event_dim = circuit_value.dim() - mask.dim()
+    return torch.where(mask.reshape(*mask.shape, *[1] * event_dim), circuit_value, corrupt_value)
+
+
+def _build_mask(slot_arrows: Tensor, retained: Tensor) -> Tensor | None:
+    """The mask of the slot's entries whose arrow is retained, `[circuit, *entries]`; None if all arrows are."""
+    if bool(retained.all()):
+        return None
+    mask = retained[:, slot_arrows.clamp(min=0)] & (slot_arrows >= 0)
+    return None if bool((mask | ~(slot_arrows >= 0)).all()) else mask
+
+
+def _collapse_dim(mask: Tensor, has_arrow: Tensor, dim: int) -> Tensor:
+    """Reduce a dim of a mask to size 1 if all entries with an arrow agree along it; else return the mask unchanged."""
+    has_true, has_false = (part.any(dim, keepdim=True) for part in (mask, ~mask & has_arrow))
+    return mask if bool((has_true & has_false).any()) else has_true
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Runs of circuits of ground arrows: many circuits on the same examples in one batch.
+#
+# A run starts at the first node group in which a circuit differs from the clean run, and computes only node groups that
+# lead to an outcome. Node groups in which all circuits are equal are computed once.
+
+
+GroupValues = dict[int, Tensor]
+GroupMasks = dict[int, BoolArray]
+
+
+@dataclass
+class ArrowRuns(CircuitRuns):
+    """Runs of circuits of ground arrows; edges are arrows, or arrows that `over` joins.
+
+    Args:
+        clean: The clean run.
+        corrupt: The corrupt run.
+        arrows: The active arrows, by the node group of their target.
+        metric: The metric.
+        num_examples: The number of examples.
+        memory: The maximum number of bytes that are used at once.
+        tokens: The tokens of each clean sentence, by stack.
+    """
+
+    clean: ExecutionState
+    corrupt: ExecutionState
+    arrows: CircuitArrows
+    metric: Metric
+    num_examples: int
+    memory: int
+    tokens: tuple[Mapping[str, Sequence[str]], ...] = ()
+    clean_outcomes: GroupValues = field(init=False, repr=False)
+    _masked_groups: dict[tuple[int, int | None], MaskedGroup] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.edge_names = self.arrows.edge_names
+        self.clean_outcomes = self._summarize_outcomes(self.clean)
+
+    def evaluate(self, retained: Tensor) -> Tensor:
+        """The metric, `[circuit, example]`, of circuits with the masks `retained`, `[circuit, edge]`."""
+        masks = self.build_arrow_masks(retained.cpu().numpy())
+        needed = self._find_needed_nodes(masks)
+        affected = self._find_affected_groups(masks, needed)
+        words = {index: word for index in affected if (word := self._find_single_word(index, needed)) is not None}
+        memory = sum(self._estimate_bytes(index, index in words) for index in affected) + 4 * len(self.edge_names)
+        size, results = max(1, self.memory // memory), []
+        for start in range(0, len(retained), size):
+            part = {index: mask[start : start + size] for index, mask in masks.items()}
+            values = self.clean_outcomes | self._compute_groups(affected, part, words)
+            results.append(self._evaluate_metric(values, len(retained[start : start + size])))
+        return torch.cat(results)
+
+    def evaluate_clean(self) -> Tensor:
+        """The metric of the clean run, `[example]`."""
+        return self._evaluate_metric(self.clean_outcomes, 1, self.clean)[0]
+
+    def evaluate_corrupt(self) -> Tensor:
+        """The metric of the corrupt run, `[example]`."""
+        return self._evaluate_metric(self._summarize_outcomes(self.corrupt), 1, self.corrupt)[0]
+
+    def swap(self) -> ArrowRuns:
+        """The same edges with the clean and the corrupt run exchanged."""
+        return replace(self, clean=self.corrupt, corrupt=self.clean)
+
+    @property
+    def edge_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The edges into each node group, groups in topological order."""
+        return tuple(self.arrows.edges_by_group.values())
+
+    def count_from_start(self, name: str) -> str:
+        """The name of a node, with a word that is counted from the start."""
+        return count_from_start(self.arrows.ground, name)
+
+    def find_connected(self, retained: Tensor) -> Tensor:
+        """The mask of the edges that lead to the metric along the retained ones, `[edge]`."""
+        connected = np.zeros(len(self.edge_names) + 1, dtype=bool)
+        needed = self._find_needed_nodes(self.build_arrow_masks(retained.cpu().numpy()[None]))
+        for incoming in self.arrows.incoming.values():
+            connected[incoming.edge_ids[needed[incoming.targets]]] = True
+        return torch.from_numpy(connected[:-1])
+
+    def check_edge(self, name: str) -> None:
+        """Raise an error if the net has no such edge."""
+        check_edge_name(self.arrows, name)
+
+    def trace(self, retained: Tensor) -> CircuitParts:
+        """The ground arrows on a path from a node that differs to an outcome, and the nodes of these paths."""
+        arrows, ground = self.arrows, self.arrows.ground
+        masks = {index: mask[0] for index, mask in self.build_arrow_masks(retained.cpu().numpy()[None]).items()}
+        edge_of = {
+            join_path((ground.name(source), ground.name(target))): None if edge < 0 else self.edge_names[edge]
+            for source, target, edge in iter_active_arrows(arrows, masks)
+        }
+        names = dict.fromkeys(name for arrow in edge_of for name in split_path(arrow))
+        nodes = {name: _get_node_attributes(arrows, self.tokens, name) for name in names}
+        return CircuitParts(edge_of, nodes, arrows.num_idle)
+
+    def build_arrow_masks(self, retained: BoolArray) -> GroupMasks:
+        """The masks of the arrows into each node group, `[circuit, arrow]`, from masks of edges, `[circuit, edge]`."""
+        padded = np.pad(retained, ((0, 0), (0, 1)), constant_values=True)  # arrows that are never removed have id -1
+        return {index: padded[:, incoming.edge_ids] for index, incoming in self.arrows.incoming.items()}
+
+    def _find_needed_nodes(self, masks: GroupMasks) -> BoolArray:
+        """The mask of the nodes that lead to an outcome along the retained arrows of some circuit, `[node]`."""
+        needed = np.zeros(len(self.arrows.ground), dtype=bool)
+        needed[list(self.arrows.outcome_nodes)] = True
+        retained: GroupMasks = {index: np.asarray(mask.any(0)) for index, mask in masks.items()}
+        for group in reversed(self.arrows.incoming):
+            mark_needed_sources(self.arrows, retained, needed, group)
+        return needed
+
+    def _find_affected_groups(self, masks: GroupMasks, needed: BoolArray) -> list[int]:
+        """The groups that lead to an outcome and differ from the clean run in some circuit, in order."""
+        graph, affected = self.clean.network.graph, set[int]()
+        for index, mask in masks.items():
+            if not mask.all() or any(edge.parent in affected for edge in graph.in_edges[index]):
+                affected.add(index)
+        return [index for index in sorted(affected) if needed[get_node_slice(self.arrows.ground, index)].any()]
+
+    def _find_single_word(self, index: int, needed: BoolArray) -> int | None:
+        """The word of a group if only one word is needed."""
+        spec, ground = self.clean.network.specs[index], self.arrows.ground
+        if spec.group.word_stack is None or self.clean.word_counts[spec.group.word_stack] < 2:
+            return None
+        marks = needed[get_node_slice(ground, index)].reshape(ground.shapes[index])
+        words = np.flatnonzero(marks.reshape(-1, marks.shape[-1]).any(0))
+        return int(words[0]) if len(words) == 1 else None
+
+    @torch.no_grad()
+    def _compute_groups(self, groups: Sequence[int], masks: GroupMasks, words: Mapping[int, int]) -> GroupValues:
+        """The values of groups in topological order, with each mask of `[circuit, arrow]`.
+
+        Values are freed after their last use, except those of outcomes.
+        """
+        specs = self.clean.network.specs
+        last_use = {parent.index: k for k, index in enumerate(groups) for parent in specs[index].parents}
+        outcome_groups = {self.arrows.ground.group_of(node).index for node in self.arrows.outcome_nodes}
+        values: GroupValues = {}
+        for k, index in enumerate(groups):
+            mask = masks[index]
+            is_shared = bool((mask == mask[:1]).all())
+            retained = torch.from_numpy(mask[:1] if is_shared else mask).to(self.clean.device)
+            values[index] = self._compute_group(index, words.get(index), values, retained, words)
+            for i in [*values]:
+                if last_use.get(i, -1) <= k and i != index and i not in outcome_groups:
+                    del values[i]
+        return values
+
+    def _compute_group(
+        self,
+        index: int,
+        word: int | None,
+        values: Mapping[int, Tensor],
+        retained: Tensor,
+        single_words: Mapping[int, int],
+    ) -> Tensor:
+        """The values of one group in each circuit; nodes that `do` sets have their set values."""
+        key = index, word
+        if key not in self._masked_groups:
+            self._masked_groups[key] = MaskedGroup.build(self.clean, self.arrows, index, word)
+        masked = self._masked_groups[key]
+        result = masked.compute(self._build_state(masked.spec, word, values, single_words), self.corrupt, retained)
+        value, is_set = self.clean.patched.get(index, (None, None))
+        if value is not None and is_set is not None and result.dim() == value.dim():  # not log P of a choice
+            if word is not None:
+                value, is_set = (tensor.narrow(self.clean.layout.word_dim, word, 1) for tensor in (value, is_set))
+            result = torch.where(is_set.reshape(*is_set.shape, *[1] * (value.dim() - is_set.dim())), value, result)
+        return result
+
+    def _build_state(
+        self, spec: NodeSpec, word: int | None, values: Mapping[int, Tensor], single_words: Mapping[int, int]
+    ) -> ExecutionState:
+        """The state that a group reads: values of the circuit if they are computed, else clean values."""
+        merged = self.clean.values | {g.index: values[g.index] for g in spec.parents if g.index in values}
+        axis = self.clean.layout.word_dim
+        for parent in spec.parents:
+            index, parent_word = parent.index, single_words.get(parent.index)
+            is_aligned = parent.reach.kind == "same" and parent_word == word
+            if parent_word is not None and not is_aligned and index in values and merged[index].shape[axis] == 1:
+                # Only one word is computed. The other words get corrupt values, which no needed node uses.
+                value, corrupt_value = merged[index], self.corrupt.values[index]
+                count = self.clean.word_counts[self.clean.network.specs[index].group.word_stack or ""]
+                batch_shape = torch.broadcast_shapes(value.shape[:axis], corrupt_value.shape[:axis])
+                expanded = corrupt_value.expand(*batch_shape, count, *corrupt_value.shape[axis + 1 :]).clone()
+                expanded.narrow(axis, parent_word, 1).copy_(value.expand(*batch_shape, 1, *value.shape[axis + 1 :]))
+                merged[index] = expanded
+        return replace(self.clean, values=merged)
+
+    @torch.no_grad()
+    def _summarize_outcomes(self, state: ExecutionState) -> GroupValues:
+        """The summaries (`log P`, or the mean) of the random outcomes in a run, by node group."""
+        summaries: GroupValues = {}
+        for node in self.arrows.outcome_nodes:
+            index = self.arrows.ground.group_of(node).index
+            if index not in state.values and index not in summaries:
+                spec = state.network.specs[index]
+                value = summarize_distribution(spec, *gather_parents(state, spec))
+                event_dim = 1 if spec.tpm.kind == "discrete" else len(spec.shape)
+                summaries[index] = state.layout.pad_dims(value, event_dim)
+        return summaries
+
+    def _evaluate_metric(
+        self, values: Mapping[int, Tensor], num_circuits: int, state: ExecutionState | None = None
+    ) -> Tensor:
+        """The metric of the values of node groups: `[circuit, example]`."""
+        base, outcomes = state or self.clean, {}
+        for node in self.arrows.outcome_nodes:
+            group, index = self.arrows.ground.unravel_index(node)
+            value = values[group.index] if group.index in values else base.values[group.index]
+            position = dict(zip(self.arrows.ground.axes(group), index, strict=True))
+            for plate in reversed((*base.layout.plates, WORD)):
+                axis = base.layout.axis(plate)
+                value = value.select(axis, position.get(plate, 0) if value.shape[axis] > 1 else 0)
+            outcomes[node] = value.expand(num_circuits, self.num_examples, *value.shape[2:])
+        return self.metric(outcomes)
+
+    def _estimate_bytes(self, index: int, has_single_word: bool) -> int:
+        """An upper bound of the memory of a group, and of the collections that it reads, in one circuit."""
+        spec, sizes = self.clean.network.specs[index], self.clean.network.graph.plate_sizes
+        *plates, words = get_layout_shape(self.clean, spec)
+        count = self.num_examples * math.prod(plates) * (1 if has_single_word else words)
+        num_values = self.clean.count_states(index) if spec.tpm.kind == "discrete" else math.prod(spec.shape)
+        sources = self.arrows.incoming[index].sources
+        for parent, tpm_parent in zip(spec.parents, spec.tpm_parents, strict=True):
+            ids = get_node_slice(self.arrows.ground, parent.index)
+            if not ((sources >= ids.start) & (sources < ids.stop)).any():
+                continue  # the slot is the same in all circuits
+            read_stack = self.clean.network.specs[parent.index].group.word_stack or ""
+            counts = {**sizes, WORD: self.clean.word_counts.get(read_stack, 1)}
+            size = math.prod(counts[axis] for axis in parent.over)
+            num_values += size * (1 if MaskedGroup.can_mix_attention(spec) else math.prod(tpm_parent.shape))
+        return 3 * count * num_values * self.clean.dtype.itemsize
+
+
+def build_arrow_runs(
+    clean: Examples, corrupt: Examples, arrows: CircuitArrows, metric: Metric, memory: int
+) -> ArrowRuns:
+    """Run both sides of the examples."""
+    clean_state, corrupt_state = (run_with_cells(examples, arrows.outcome_nodes) for examples in (clean, corrupt))
+    return ArrowRuns(clean_state, corrupt_state, arrows, metric, len(clean), memory, clean.tokens)
+
+
+def check_ancestors_fixed(examples: Examples, outcome_nodes: Sequence[int]) -> None:
+    """Raise an error if a random ancestor of an outcome is not set."""
+    model = examples.model
+    for node in ancestors(model.ground, outcome_nodes):
+        spec = model.network.specs[model.ground.group_of(node).index]
+        if spec.tpm.is_random and node not in model.do:
+            name = model.ground.name(node)
+            raise UnsupportedError(
+                f"circuit: the metric depends on the random node {name}, which is not set",
+                hint=f"Set it in clean and corrupt by do({name}=...)",
+            )
+
+
+def run_with_cells(examples: Examples, outcome_nodes: Sequence[int]) -> ExecutionState:
+    """Run the ancestors of the outcomes, with a leading dim for circuits: `[1, example, *plates, word, *shape]`."""
+    model = examples.model
+    nodes = *outcome_nodes, *ancestors(model.ground, outcome_nodes)
+    ancestor_groups = {model.ground.group_of(node).index for node in nodes}
+    set_groups = {model.ground.group_of(node).index for node in model.do}
+    specs = model.network.specs
+    state = examples.run({index for index in ancestor_groups if not specs[index].tpm.is_random or index in set_groups})
+    values = {index: value[None] for index, value in state.values.items()}
+    return replace(
+        state,
+        layout=TensorLayout((CELL_AXIS,), state.layout.plates),
+        values=_zero_pruned_groups(state, ancestor_groups) | values,
+        patched={index: (value[None], is_set[None]) for index, (value, is_set) in state.patched.items()},
+        attention_rows={index: (value[None], is_set[None]) for index, (value, is_set) in state.attention_rows.items()},
+        known={},
+        attention_weights={},
+    )
+
+
+def _zero_pruned_groups(state: ExecutionState, ancestor_groups: set[int]) -> GroupValues:
+    """Zeros for the parent groups that no longer lead to an outcome after surgery: a TPM still gathers them."""
+    specs, zeros = state.network.specs, {}
+    for index in ancestor_groups:
+        for parent in get_parent_groups(state.network, specs[index]):
+            if parent not in ancestor_groups:
+                dtype = torch.long if specs[parent].tpm.is_index_valued else state.dtype
+                shape = 1, 1, *get_layout_shape(state, specs[parent]), *specs[parent].shape
+                zeros[parent] = torch.zeros(shape, dtype=dtype, device=state.device)
+    return zeros
+
+
+def _get_node_attributes(
+    arrows: CircuitArrows, tokens: Sequence[Mapping[str, Sequence[str]]], name: str
+) -> dict[str, Any]:
+    """The attributes of a node of the graph; its token is None if the examples have different tokens."""
+    ground = arrows.ground
+    node = ground.id(name)
+    group, index = ground.unravel_index(node)
+    word = dict(zip(ground.axes(group), index, strict=True)).get(WORD)
+    known = set() if word is None else {by_stack[group.word_stack or ""][word] for by_stack in tokens}
+    token = known.pop() if len(known) == 1 else None
+    part = OUTCOME if node in arrows.outcome_nodes else INPUT if arrows.differing_nodes[node] else BETWEEN
+    return describe_node(group, ground.axes(group), index, part, token)

@@ -1,0 +1,557 @@
+"""First-order effects of cells and edges (edge attribution patching: EAP, EAP-IG), and edges without effect."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from bnet_transformer._core.tensors import BoolArray, enable_gradients
+from bnet_transformer.declare import NodeSpec
+from bnet_transformer.errors import BNetError
+from bnet_transformer.interventions.cells import EdgeCells, PatchCells, PatchSites, PathsToEnd, group_paths
+from bnet_transformer.interventions.edges import EdgeStructure, ReaderGroup, is_wordwise_path, list_linear_groups
+from bnet_transformer.interventions.engine import CellOutcomes, ExampleBatch, evaluate_base_runs
+from bnet_transformer.interventions.examples import Metric
+from bnet_transformer.interventions.gradients import GradientRun, TangentPass, iter_gradient_runs, list_points
+from bnet_transformer.interventions.patched_run import (
+    GroupPatch,
+    GroupUpdate,
+    PatchedRun,
+    RowIndex,
+    SparseUpdate,
+    build_patch,
+    compute_attention_weights,
+    count_words,
+    gather_nodes,
+    get_layout_index,
+    get_layout_shape,
+    get_parent_groups,
+)
+from bnet_transformer.tpm import TPM
+
+# --------------------------------------------------------------------------------------------------------------------
+# First-order estimates of edges: the gradient at the reader, the derivative on the way, the difference of the writer.
+#
+# For a net with pre-norm this is edge attribution patching (Syed, Rager and Conmy 2023). The gradient at every reader
+# comes from one backward pass; the readers are pulled back, and the writers pushed forward, to the sums between them,
+# where one product joins all pairs.
+
+
+def add_edge_effects(effects: Tensor, item: GradientRun, edges: EdgeCells) -> None:
+    """Add the effects of edges to `effects[cell, example]`."""
+    gradients = _find_target_gradients(item)
+    table, by_word = edges.structure.edges, edges.words is not None
+    order = np.argsort(table.readers[edges.edges], kind="stable")
+    readers = table.readers[edges.edges[order]]
+    number_of = {writer: k for k, writer in enumerate(edges.writer_units)}
+    pairs = zip(table.writers[edges.edges].tolist(), table.writer_units[edges.edges].tolist(), strict=True)
+    numbers = np.array([number_of[pair] for pair in pairs])
+    for r, writers, estimates in estimate_edges(item.run, item.base_run.differences, edges, gradients, by_word=by_word):
+        inside = order[slice(*np.searchsorted(readers, [r, r + 1]))]
+        columns = np.full(len(number_of), -1)
+        columns[writers] = np.arange(len(writers))
+        inside = inside[columns[numbers[inside]] >= 0]
+        index = [torch.from_numpy(table.reader_units[edges.edges[inside]]), torch.from_numpy(columns[numbers[inside]])]
+        if edges.words is not None:
+            index.append(torch.from_numpy(edges.words[inside]))
+        values = estimates.movedim(0, -1)[tuple(index)].double().cpu()  # [edge, example]
+        effects.index_add_(0, torch.from_numpy(edges.cells[inside]), values)
+
+
+def _find_target_gradients(item: GradientRun) -> dict[int, Tensor]:
+    """The gradient of the metric at each target of a reader, `[example, *plates, word, *shape]`, by node group.
+
+    The target of a readout has the gradient of the metric with respect to the outcomes: log probabilities, for states.
+    """
+    run, gradients, added = item.run, dict(item.gradients), set[int]()
+    ground = run.examples.model.ground
+    for node, gradient in item.outcome_gradients.items():  # [1, example, *event]
+        spec = run.specs[ground.group_of(node).index]
+        index = spec.group.index
+        if index not in added:
+            shape = (len(run.examples), *get_layout_shape(run.base, spec), *gradient.shape[2:])
+            gradients[index] = gradient.new_zeros(shape)
+            added.add(index)
+        position = get_layout_index(run.base, spec, np.array([node - int(ground.offsets[index])]))
+        gradients[index].movedim(0, run.base.layout.word_dim)[position] = gradient
+    return gradients
+
+
+@dataclass(frozen=True)
+class ReaderPath:
+    """The linear groups between a reader and the sums (or writers) that it reads.
+
+    Attributes:
+        ends: The groups at which the path stops: writers, and groups with several linear parents.
+        groups: The groups after these, parents first.
+    """
+
+    ends: tuple[int, ...]
+    groups: tuple[int, ...]
+
+
+def find_reader_path(structure: EdgeStructure, reader: ReaderGroup) -> ReaderPath:
+    """The path from a reader back to the nearest sums and writers."""
+    specs, ends, groups = structure.network.specs, set[int](), set[int]()
+    stack = [reader.target.parents[k].index for k in reader.slots]
+    while stack:
+        index = stack.pop()
+        parents = {specs[index].parents[k].index for k in structure.get_linear_positions(specs[index])}
+        if index in structure.writer_index or len(parents) != 1:
+            ends.add(index)
+        elif index not in groups:
+            groups.add(index)
+            stack += parents
+    return ReaderPath(tuple(sorted(ends)), tuple(sorted(groups)))
+
+
+def estimate_edges(
+    run: PatchedRun,
+    differences: Mapping[int, Tensor],
+    edges: EdgeCells,
+    gradients: Mapping[int, Tensor],
+    *,
+    by_word: bool,
+) -> Iterator[tuple[int, list[int], Tensor]]:
+    """Estimate the effects of edges from the gradients at the targets of readers.
+
+    Args:
+        run: The run at which the net is linearised.
+        differences: What each group of writers writes in the other run minus the base run, by its number.
+        edges: The edges.
+        gradients: The gradient of the metric at each target, `[example, *plates, word, *shape]`.
+        by_word: Whether to return the effect of each word of the reader.
+
+    Yields:
+        The number of a group of readers, the numbers of writers among those of the edges, and the effects,
+        `[example, reader unit, writer]`; with `by_word` followed by a dim for the word of the reader.
+    """
+    structure = edges.structure
+    readers = [r for r in edges.reader_groups if structure.reader_groups[r].target.group.index in gradients]
+    paths = {r: find_reader_path(structure, structure.reader_groups[r]) for r in readers}
+    tangents = TangentPass(run, differences, structure, readers, edges.writer_units)
+    tangents.compute({index for path in paths.values() for index in path.ends})
+    dense: dict[int, tuple[list[int], Tensor]] = {}
+    for r in readers:
+        reader = structure.reader_groups[r]
+        gradient = gradients[reader.target.group.index]
+        words = _split_words(run, reader, paths[r], by_word=by_word)
+        writers, columns = list[int](), list[Tensor]()
+        for word in words:
+            adjoints = _differentiate_run(run, structure, reader, paths[r], gradient) if word is None else None
+            adjoints = adjoints or _pull_back(run, structure, reader, paths[r], gradient, word)
+            dense = {end: dense[end] if end in dense else tangents.join(end) for end in adjoints}
+            parts = [
+                (cells, _join(adjoint, tangent, run, end, tangents.words[end], keep_words=by_word and word is None))
+                for end, adjoint in adjoints.items()
+                for cells, tangent in [dense[end]]
+                if cells
+            ]
+            if parts:  # the writers are the same for each word
+                writers, effects = _add_writers(parts)
+                columns.append(effects)
+        if columns:
+            has_words = words == [None]
+            yield r, writers, columns[0] if has_words else torch.stack(columns, -1)
+
+
+def _add_writers(parts: Sequence[tuple[list[int], Tensor]]) -> tuple[list[int], Tensor]:
+    """The sum of effects `[example, reader, writer, ...]` of several lists of writers."""
+    if len(parts) == 1:
+        return parts[0]
+    writers = sorted({writer for numbers, _ in parts for writer in numbers})
+    column = {writer: k for k, writer in enumerate(writers)}
+    shape = list(parts[0][1].shape)
+    shape[2] = len(writers)
+    total = parts[0][1].new_zeros(shape)
+    for numbers, effects in parts:
+        total.index_add_(2, torch.tensor([column[k] for k in numbers], device=total.device), effects)
+    return writers, total
+
+
+def _split_words(run: PatchedRun, reader: ReaderGroup, path: ReaderPath, *, by_word: bool) -> list[int | None]:
+    """The words of a reader that need a backward pass each; None for all words at once."""
+    stacks = {run.specs[index].group.word_stack for index in (*path.ends, *path.groups)}
+    if not by_word or (stacks == {reader.target.group.word_stack} and is_wordwise_path(run.base.network, reader)):
+        return [None]
+    return list(range(count_words(run.examples.model, reader.target.group.index)))
+
+
+def _differentiate_run(
+    run: PatchedRun, structure: EdgeStructure, reader: ReaderGroup, path: ReaderPath, gradient: Tensor
+) -> dict[int, Tensor] | None:
+    """The gradient at the end of a path by the graph of the run itself, which saves a second evaluation of the target.
+
+    None if the graph has no such path or also others, or if several units need separate gradients.
+    """
+    values, target = run.base.values, reader.target.group.index
+    has_one_path = len(path.ends) == 1 and not _has_other_slots(structure, reader)
+    if not has_one_path or structure.count_units(reader.target) != 1:
+        return None
+    end = path.ends[0]
+    if any(i in run.compact_index or i not in values or not values[i].requires_grad for i in (end, target)):
+        return None
+    if not len(values[end]) == len(values[target]) == len(gradient):  # a value that all examples share
+        return None
+    (result,) = torch.autograd.grad(
+        values[target], values[end], gradient.expand_as(values[target]), retain_graph=True, allow_unused=True
+    )
+    words = torch.from_numpy(np.flatnonzero(run.needed.ancestor_words[end])).to(gradient.device)
+    return None if result is None else {end: result.index_select(run.base.layout.word_dim, words)[None]}
+
+
+def _pull_back(
+    run: PatchedRun, structure: EdgeStructure, reader: ReaderGroup, path: ReaderPath, gradient: Tensor, word: int | None
+) -> dict[int, Tensor]:
+    """The gradient at the ends of a path for each unit of a reader, `[unit, example, *plates, word, *shape]` each."""
+    needed, layout = run.needed.ancestor_words, run.base.layout
+    group_rows = {index: RowIndex.from_mask(needed[index][None]) for index in (*path.ends, *path.groups)}
+    leaves, updates = {}, dict[int, GroupUpdate]()
+    update = SparseUpdate(run.base, updates, run.compact_index)
+    target, axis = reader.target, layout.word_dim
+    sizes = run.base.network.graph.plate_sizes
+    is_expanded = _can_expand_units(run, reader, path)
+    unit_axes = [layout.axis(plate) for plate in target.group.plates]
+    with torch.enable_grad():
+        for index in path.ends:
+            spec, rows = run.specs[index], group_rows[index]
+            shape = [len(run.examples), *get_layout_shape(run.base, spec)[:-1], len(rows), *spec.shape]
+            if is_expanded:  # each unit reads a separate copy, so that one backward pass has the gradient of each
+                for plate in target.group.plates:
+                    shape[layout.axis(plate)] = sizes[plate]
+            leaves[index] = update.gather(index, rows).detach().expand(shape).clone().requires_grad_()
+            updates[index] = GroupUpdate(rows, leaves[index])
+        for index in path.groups:
+            updates[index] = GroupUpdate(group_rows[index], update.compute(run.specs[index], group_rows[index]))
+        rows = RowIndex.from_mask(needed[target.group.index][None])
+        is_open = target.tpm.is_random and target.group.index not in run.base.known
+        slots = reader.slots if _has_other_slots(structure, reader) else None
+        value = update.compute(target, rows, as_distribution=is_open, slots=slots)
+        value = value.expand(len(run.examples), *get_layout_shape(run.base, target)[:-1], *value.shape[axis:])
+    seed = gradient.index_select(axis, rows.words.to(gradient.device))
+    if word is not None:
+        mask = (rows.words == word).to(seed)
+        seed = seed * mask.reshape(-1, *[1] * (seed.dim() - axis - 1))
+    if target.group.index in run.base.patched:  # a set node passes no gradient
+        is_set = run.base.patched[target.group.index][1]
+        is_set = is_set.expand(*is_set.shape[:axis], count_words(run.examples.model, target.group.index))
+        is_set = is_set.index_select(axis, rows.words)
+        seed = seed * ~is_set.reshape(*is_set.shape, *[1] * (seed.dim() - is_set.dim()))
+    ends = list(leaves.values())
+    gradients: list[Tensor] = []
+    if is_expanded:
+        for part in torch.autograd.grad(value, ends, seed, materialize_grads=True):
+            units = part.movedim(unit_axes, list(range(len(unit_axes))))  # [*plates, example, *ones, row, *shape]
+            units = units.flatten(0, len(unit_axes) - 1) if unit_axes else units[None]
+            for plate_axis in sorted(unit_axes):
+                units = units.unsqueeze(1 + plate_axis)
+            gradients.append(units)
+    else:
+        seeds = _split_units(run, target, seed)
+        gradients += torch.autograd.grad(value, ends, seeds, is_grads_batched=True, materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True))
+
+
+def _can_expand_units(run: PatchedRun, reader: ReaderGroup, path: ReaderPath) -> bool:
+    """Whether the units of a reader can be copies along its plates: no group on its path has or joins them."""
+    plates, specs = {*reader.target.group.plates}, run.specs
+    groups = [specs[index] for index in (*path.ends, *path.groups)]
+    slots = [reader.target.parents[k] for k in reader.slots]
+    slots += [parent for index in path.groups for parent in specs[index].parents]
+    crossed = [{*spec.group.plates} for spec in groups] + [{*parent.over, *dict(parent.pick)} for parent in slots]
+    return not any(plates & axes for axes in crossed)
+
+
+def _has_other_slots(structure: EdgeStructure, reader: ReaderGroup) -> bool:
+    """Whether a target has slots with writers through which the reader does not read."""
+    linear, reading = structure.get_linear_positions(reader.target), structure.get_reading_positions(reader.target)
+    return len(linear) + len(reading) > len(reader.slots)
+
+
+def _split_units(run: PatchedRun, spec: object, seed: Tensor) -> Tensor:
+    """A gradient, `[example, *plates, row, *shape]`, for one unit of a group at a time: `[unit, ...]`."""
+    layout, sizes = run.base.layout, run.base.network.graph.plate_sizes
+    plates = spec.group.plates  # type: ignore[attr-defined]
+    count = math.prod(sizes[plate] for plate in plates)
+    units = torch.eye(count, dtype=seed.dtype, device=seed.device)
+    shape = [count] + [1] * seed.dim()
+    for plate in plates:
+        shape[1 + layout.axis(plate)] = sizes[plate]
+    order = sorted(range(len(plates)), key=lambda k: layout.axis(plates[k]))
+    units = units.reshape(count, *(sizes[plate] for plate in plates)).permute(0, *(1 + k for k in order))
+    return seed[None] * units.reshape(shape)
+
+
+def _join(adjoint: Tensor, tangent: Tensor, run: PatchedRun, end: int, words: BoolArray, *, keep_words: bool) -> Tensor:
+    """The products of gradients of readers and tangents of writers: `[example, reader, writer]`, or also `[..., word]`.
+
+    Args:
+        adjoint: The gradients at the needed words, `[reader, example, *plates, word, *shape]`.
+        tangent: The tangents, `[example, *plates, writer, word, *shape]`.
+        run: The run.
+        end: The group.
+        words: The mask of the words of the group that have a tangent.
+        keep_words: Whether to return the product of each word.
+    """
+    axis = run.base.layout.word_dim
+    needed = run.needed.ancestor_words[end]
+    common = needed & words
+    if not np.array_equal(needed, words):  # some readers of this group are not among the cells
+        adjoint = adjoint.index_select(1 + axis, torch.from_numpy(np.flatnonzero(common[needed])).to(adjoint.device))
+        tangent = tangent.index_select(1 + axis, torch.from_numpy(np.flatnonzero(common[words])).to(tangent.device))
+    a = adjoint.movedim((1, 1 + axis), (0, 1))  # [example, word, reader, *plates, *shape]
+    t = tangent.movedim((axis + 1, axis), (1, 2))  # [example, word, writer, *plates, *shape]
+    a, t = a.flatten(3), t.flatten(3)
+    if not keep_words:
+        a, t = a.transpose(1, 2).flatten(2), t.transpose(1, 2).flatten(2)
+        return a @ t.mT
+    products = (a @ t.mT).movedim(1, -1)  # [example, reader, writer, needed word]
+    full = products.new_zeros(*products.shape[:-1], len(words))
+    full[..., torch.from_numpy(np.flatnonzero(common)).to(full.device)] = products
+    return full
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# First-order estimates of the effects of cells, without running a cell.
+#
+# Let m be the metric, base the run that is patched, and source the run that provides the values. The estimates are
+#
+#     a node z:                   <dm/dz, source z - base z>
+#     a row of attention:         the same with z = P(j | i)
+#     a path u -> ... -> v:       <dm/dv, (dv/d... ... d.../du) (source u - base u)>
+#
+# where the derivatives along a path are those of its arrows only: all other parents have their values of the run. This
+# is
+# attribution patching (Nanda 2023): at the clean run with `direction="noise"`, as EAP defines it (Syed, Rager and Conmy
+# 2023), else at the corrupt run. With `steps`, the derivatives are averaged over runs between both (integrated
+# gradients); the differences remain those of the base and the source run.
+
+
+PATH_COPIES = 8  # the copies of the values of the parents of a path that its derivative requires
+
+
+@enable_gradients()
+def estimate_cells(
+    batches: Sequence[ExampleBatch], metric: Metric, cells: PatchCells, progress: bool | None
+) -> CellOutcomes:
+    """Estimate the result of `run_cells` to first order, without running a cell."""
+    for obstacle in batches[0].obstacles.values():
+        hint = "Use first_order=False, which runs each cell"
+        raise BNetError(f"first_order: cells cannot share a run, because {obstacle}", hint=hint)
+    options = batches[0].options
+    source, base = evaluate_base_runs(batches, metric)
+    effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(base), dtype=torch.float64)
+    is_stationary = torch.ones(len(base), dtype=torch.bool)
+    hide = None if progress is None else not progress
+    points = list_points(batches[0])
+    count = len(batches) * len(batches[0].choices.states) * len(points)
+    runs = iter_gradient_runs(batches, metric, points)
+    for item in tqdm(runs, total=count, disable=hide, unit="part", leave=False):
+        part = slice(item.batch.first_example, item.batch.first_example + len(item.batch.base))
+        is_stationary[part] &= item.is_stationary
+        _add_site_effects(effects[:, part], item)
+        _add_path_effects(effects[:, part], item, cells)
+        if cells.edges is not None:
+            add_edge_effects(effects[:, part], item, cells.edges)
+    effects /= len(points)
+    cell_ids = torch.from_numpy(cells.cell_ids)
+    if not bool(effects[cell_ids].isfinite().all()):
+        side = options.side_names[1]
+        expected = f"a metric with a finite gradient at the {side} run, for first_order=True"
+        raise BNetError("metric", expected=expected, actual="NaN or infinity", hint="Use first_order=False")
+    values = torch.full_like(effects, torch.nan)
+    values[cell_ids] = base + effects[cell_ids]
+    return CellOutcomes(values.reshape(*cells.shape, -1), source, base, is_stationary)
+
+
+def _add_site_effects(effects: Tensor, item: GradientRun) -> None:
+    """Add the effects of nodes and of rows of attention to `effects[cell, example]`."""
+    run, base = item.run, item.base_run.run
+    for group, gradient in item.gradients.items():
+        for patch in item.base_run.patches.get(group, ()):
+            if patch.is_attention:
+                estimates = _estimate_attention_effects(item, group, patch, gradient)
+            else:
+                delta = base.get_patch_values(group, patch) - base.get_base_values(group, patch).detach()
+                slopes = gather_nodes(run, group, gradient.to(delta.device), patch.nodes)
+                estimates = (slopes * delta).flatten(2).sum(-1)
+            effects.index_add_(0, patch.cells, estimates.double().cpu().expand(-1, effects.shape[1]))
+
+
+def _estimate_attention_effects(item: GradientRun, group: int, patch: GroupPatch, gradient: Tensor) -> Tensor:
+    """The effects of patches of `P(j | i)`, by the gradient of the mix, which is linear in it: `[k, example]`."""
+    run, spec, state = item.run, item.run.specs[group], item.run.base
+    with torch.no_grad():
+        weights, parents = compute_attention_weights(state, spec)
+        base_weights = (
+            weights if run is item.base_run.run else compute_attention_weights(item.base_run.run.base, spec)[0]
+        )
+    shape = (len(gradient), *get_layout_shape(state, spec), weights.shape[-1])
+    weights = weights.expand(shape).clone().requires_grad_()
+    mix = spec.tpm.mix(weights, *(parent.detach() for parent in parents))  # type: ignore[attr-defined]
+    (slope,) = torch.autograd.grad((state.layout.pad_dims(mix, 1) * gradient.to(mix.device)).sum(), weights)
+    products = slope * (patch.source.to(slope.device) - base_weights.expand(shape))
+    terms = gather_nodes(run, group, products, patch.nodes)  # [k, example, word read]
+    return terms.sum(-1) if patch.read_words is None else terms[torch.arange(len(terms)), :, patch.read_words]
+
+
+def _add_path_effects(effects: Tensor, item: GradientRun, cells: PatchCells) -> None:
+    """Add the effects of arrows and paths to `effects[cell, example]`, in chunks of paths that fit in memory."""
+    group_of = item.run.examples.model.ground.group_of
+    ends = [end for end in group_paths(cells.paths) if group_of(end.paths[0][-1]).index in item.gradients]
+    if not ends:
+        return
+    network, values = item.run.examples.model.network, item.run.base.values
+    groups = {group_of(node).index for end in ends for node in end.paths[0][1:]}
+    parents = [get_parent_groups(network, network.specs[group]) for group in groups]
+    largest = max(sum(values[index].numel() for index in indices if index in values) for indices in parents)
+    size = max(1, item.batch.options.memory // (PATH_COPIES * network.dtype.itemsize * max(1, largest)))
+    for start in range(0, len(ends), size):
+        _add_path_slopes(effects, item, ends[start : start + size])
+
+
+def _add_path_slopes(effects: Tensor, item: GradientRun, ends: Sequence[PathsToEnd]) -> None:
+    """Add the effects of some paths, from one evaluation of their steps and its gradient."""
+    # The first node of each path has the value base + t (source - base), and the steps of the path are computed from
+    # it. The derivative of the last node with respect to t, at t = 0, is the product of the derivatives along the
+    # arrows of the path. All paths have separate t, so one backward pass computes the derivative of each.
+    run, base_run, alignment = item.run, item.base_run, item.batch.alignment
+    source, leaves = base_run.source, list[tuple[Tensor, Tensor]]()
+    assert source is not None  # paths of an ablation raise an error
+    cells = torch.tensor([end.cell for end in ends])
+
+    def build_first(sites: PatchSites) -> GroupPatch:
+        patch = build_patch(base_run.run, source, sites, alignment)
+        values = base_run.run.get_base_values(sites.group, patch).detach()
+        delta = base_run.run.get_patch_values(sites.group, patch).detach() - values
+        scale = delta.new_zeros(len(delta), len(run.examples), *[1] * (delta.dim() - 2), requires_grad=True)
+        leaves.append((cells[patch.cells], scale))
+        moved = run.get_base_values(sites.group, patch).detach() + scale * delta
+        return GroupPatch(patch.cells, patch.nodes, moved.transpose(0, 1), is_per_node=True)
+
+    total = torch.zeros((), dtype=run.examples.model.network.dtype, device=run.examples.model.network.device)
+    for group, patches in run.patch_paths(ends, build_first, item.batch.options.memory).items():
+        for patch in patches:
+            values = run.get_patch_values(group, patch)
+            slopes = gather_nodes(run, group, item.gradients[group].to(values.device), patch.nodes)
+            total = total + (slopes * values).sum()
+    if not total.requires_grad:
+        return
+    scales = [scale for _, scale in leaves]
+    gradients = torch.autograd.grad(total, scales, materialize_grads=True)
+    for (ids, _), gradient in zip(leaves, gradients, strict=True):
+        effects.index_add_(0, ids, gradient.flatten(1).double().cpu())
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Edges that cannot transmit anything, by proof: the map from the writer to the reader is exactly zero.
+#
+# Where no norm lies between a writer and a reader, the map is linear and does not depend on the words: the product of
+# the
+# matrices on the way. It is computed for each basis vector of the writer. Exact zeros are structural: the writer writes
+# to entries of the state that the reader does not read. Spans with only zero in common do not suffice, as their product
+# is zero only up to rounding. Through a norm every entry of a state depends on all others, so that nothing is proven.
+
+
+def find_blocked_edges(run: PatchedRun, structure: EdgeStructure) -> BoolArray:
+    """The edges whose map is exactly zero, `[edge]`.
+
+    Args:
+        run: A run of a sentence, which has the values of all groups of writers.
+        structure: The edges.
+
+    Returns:
+        The mask; false wherever nothing is proven.
+    """
+    table = structure.edges
+    is_linear = _find_linear_edges(structure)
+    blocked: BoolArray = is_linear.copy()
+    writers = np.unique(table.writers[is_linear]).tolist()
+    width = max((math.prod(structure.writer_groups[w].spec.shape) for w in writers), default=0)
+    readers = np.unique(table.readers[is_linear]).tolist()
+    units = [(w, v) for w in writers for v in range(len(structure.list_units(structure.writer_groups[w].spec)))]
+    for entry in range(width):
+        basis = {w: vector for w in writers if (vector := _build_basis(run, structure, w, entry)) is not None}
+        cells = [unit for unit in units if unit[0] in basis]
+        tangents = TangentPass(run, basis, structure, readers, cells)
+        tangents.compute(
+            {structure.reader_groups[r].target.parents[k].index for r in readers for k in _get_slots(structure, r)}
+        )
+        for r in readers:
+            transmits = _find_transmitting(tangents, structure.reader_groups[r])
+            for k in np.flatnonzero((table.readers == r) & blocked).tolist():
+                unit = int(table.writers[k]), int(table.writer_units[k])
+                if unit in transmits and transmits[unit][int(table.reader_units[k])]:
+                    blocked[k] = False
+    return blocked
+
+
+def _get_slots(structure: EdgeStructure, r: int) -> tuple[int, ...]:
+    """The slots of a reader."""
+    return structure.reader_groups[r].slots
+
+
+def _find_linear_edges(structure: EdgeStructure) -> BoolArray:
+    """The edges without a norm between the writer and the reader, `[edge]`."""
+    specs, count = structure.network.specs, len(structure.writer_groups)
+    before, through = dict[int, BoolArray](), dict[int, BoolArray]()  # writers before a group, and those before a norm
+    none: BoolArray = np.zeros(count, dtype=bool)
+    for index in list_linear_groups(structure, range(len(structure.reader_groups))):
+        parents = [specs[index].parents[k].index for k in structure.get_linear_positions(specs[index])]
+        before[index] = np.logical_or.reduce([none, *(before[p] for p in parents)])
+        is_norm = _is_norm(specs[index])
+        through[index] = np.logical_or.reduce([none, *((before if is_norm else through)[p] for p in parents)])
+        if (w := structure.writer_index.get(index)) is not None:
+            before[index][w] = True
+    norms = np.zeros((len(structure.reader_groups), count), dtype=bool)
+    for r, reader in enumerate(structure.reader_groups):
+        for index in (reader.target.parents[k].index for k in reader.slots):
+            norms[r] |= _is_norm(reader.target) | through[index]
+    table = structure.edges
+    linear: BoolArray = ~norms[table.readers, table.writers]
+    return linear
+
+
+def _is_norm(spec: NodeSpec) -> bool:
+    """Whether a group may contain the scale of a norm."""
+    return type(spec.tpm).norm_scale is not TPM.norm_scale
+
+
+def _build_basis(run: PatchedRun, structure: EdgeStructure, w: int, entry: int) -> Tensor | None:
+    """One entry of the values of a group of writers, in all nodes; None if the values have fewer entries."""
+    spec = structure.writer_groups[w].spec
+    size = math.prod(spec.shape)
+    if entry >= size:
+        return None
+    vector = torch.zeros(size, dtype=run.base.dtype, device=run.base.device)
+    vector[entry] = 1.0
+    return vector.reshape(spec.shape).expand(len(run.examples), *get_layout_shape(run.base, spec), *spec.shape)
+
+
+def _find_transmitting(tangents: TangentPass, reader: ReaderGroup) -> Mapping[tuple[int, int], BoolArray]:
+    """For each writer that is read, the units of a reader that see it, `[unit]`."""
+    structure, layout = tangents.structure, tangents.run.base.layout
+    spec, units = reader.target, len(structure.list_units(reader.target))
+    parents = list(dict.fromkeys(spec.parents[k].index for k in reader.slots))
+    is_map = set(reader.slots) <= set(structure.get_linear_positions(spec)) and not spec.tpm.is_random
+    visible: dict[tuple[int, int], BoolArray] = {}
+    if is_map and any(tangents.blocks.get(parent) for parent in parents):
+        cells, block = tangents.map_group(spec, [parent for parent in parents if tangents.blocks.get(parent)])
+        axes = [layout.axis(plate) for plate in spec.group.plates]
+        by_cell = (block != 0).movedim([*axes, layout.word_dim], list(range(len(axes) + 1)))
+        table = by_cell.flatten(len(axes) + 1).any(-1).reshape(units, len(cells)).cpu().numpy()
+        return {tangents.writers[cell]: table[:, column] for column, cell in enumerate(cells)}
+    for parent in parents:
+        cells, block = tangents.join(parent)
+        if cells:
+            flags = (block != 0).movedim(layout.word_dim, 0).flatten(1).any(-1).tolist()
+            for cell, flag in zip(cells, flags, strict=True):
+                unit = tangents.writers[cell]
+                visible[unit] = visible.get(unit, np.zeros(units, dtype=bool)) | flag
+    return visible

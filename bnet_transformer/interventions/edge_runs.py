@@ -1,0 +1,863 @@
+"""Runs of circuits of edges: a reader sees the writers of its retained edges in this run, others in the corrupt one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import check_int
+from bnet_transformer._core.naming import join_path, split_path
+from bnet_transformer._core.tensors import BoolArray
+from bnet_transformer.compiler.evaluate import evaluate_tpm
+from bnet_transformer.compiler.fused import find_residuals
+from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.declare import NodeSpec
+from bnet_transformer.errors import BNetError, UnsupportedError
+from bnet_transformer.interventions.circuit_runs import (
+    BETWEEN,
+    INPUT,
+    OUTCOME,
+    CircuitParts,
+    CircuitRuns,
+    describe_node,
+    run_with_cells,
+)
+from bnet_transformer.interventions.edge_attribution import find_blocked_edges
+from bnet_transformer.interventions.edges import (
+    READOUT,
+    EdgeStructure,
+    ReaderGroup,
+    adds_units,
+    is_wordwise_path,
+    map_units,
+)
+from bnet_transformer.interventions.examples import (
+    DEFAULT_MEMORY,
+    Examples,
+    Metric,
+    has_difference,
+    parse_example_pair,
+    parse_metric,
+)
+from bnet_transformer.interventions.parse_cells import build_structure
+from bnet_transformer.interventions.patched_run import (
+    NeededPositions,
+    PatchedRun,
+    find_needed_positions,
+    get_layout_shape,
+    summarize_distribution,
+)
+from bnet_transformer.interventions.routing import EnumeratedChoices, enumerate_choices, find_run_obstacle
+from bnet_transformer.reference import GroundModel, locate_node
+from bnet_transformer.tpm import Attention
+
+# --------------------------------------------------------------------------------------------------------------------
+# What the readers of a circuit see: the corrupt run, and a deviation that is the sum over their retained writers.
+#
+# In a sum of writers, the deviation of all readers is one product: the mask of the edges times what each writer adds to
+# the sum. After a norm, it is computed for each reader.
+
+
+MERGED = 8  # the number of tensors of the same level that are joined; this copies each tensor once a level
+
+
+@dataclass(frozen=True)
+class WriterChanges:
+    """What some writers add to a group, minus the corrupt run.
+
+    Args:
+        columns: The numbers of the writers, among all writers, `[writer]`.
+        values: The values, `[circuit or 1, writer, example, *plates, word, *shape]`.
+        level: The number of times that the values were joined with others.
+    """
+
+    columns: Tensor
+    values: Tensor
+    level: int = 0
+
+    def scale(self, factor: int) -> WriterChanges:
+        """The changes times a factor."""
+        return self if factor == 1 else replace(self, values=factor * self.values)
+
+
+def merge_changes(parts: Sequence[WriterChanges]) -> list[WriterChanges]:
+    """Join the parts at the end that have the same level, so that a sum of n writers has some log(n) parts."""
+    merged: list[WriterChanges] = []
+    for part in parts:
+        merged.append(part)
+        while len(merged) >= MERGED and len({other.level for other in merged[-MERGED:]}) == 1:
+            merged[-MERGED:] = [_concatenate(merged[-MERGED:])]
+    return merged
+
+
+def _concatenate(parts: Sequence[WriterChanges]) -> WriterChanges:
+    """Several parts as one."""
+    shapes = [(part.values.shape[0], 1, *part.values.shape[2:]) for part in parts]
+    count, _, *shape = torch.broadcast_shapes(*shapes)
+    values = torch.cat([part.values.expand(count, -1, *shape) for part in parts], 1)
+    return WriterChanges(torch.cat([part.columns for part in parts]), values, parts[0].level + 1)
+
+
+@dataclass
+class ReaderView:
+    """What the readers of a group see: deviations of linear groups from the corrupt run.
+
+    The readers are copies along the plates of their target, `[circuit, example, *plates, word, *shape]`, or separate
+    cells, `[circuit * unit, ...]`.
+
+    Args:
+        circuit: The values of the circuits.
+        number: The number of the group of readers.
+        word: The only word that is needed; None for all words.
+    """
+
+    circuit: CircuitValues
+    number: int
+    word: int | None
+    deviations: dict[int, Tensor | None] = field(default_factory=dict)
+
+    @property
+    def reader(self) -> ReaderGroup:
+        """The group of readers."""
+        return self.circuit.structure.reader_groups[self.number]
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """The factors of the edges from all writers, `[circuit, reader, writer]`."""
+        return self.circuit.padded[:, self.circuit.run.edge_ids[self.number]]
+
+    def compute_value(self, index: int) -> Tensor:
+        """The value of a group as the readers see it."""
+        corrupt = self._narrow(self.circuit.run.corrupt.values[index])
+        deviation = self.compute_deviation(index)
+        return corrupt if deviation is None else corrupt + deviation
+
+    def compute_deviation(self, index: int) -> Tensor | None:
+        """The deviation of a group; None if it is zero."""
+        if index not in self.deviations:
+            is_sum = index in self.circuit.run.sums
+            self.deviations[index] = self._compute_sum(index) if is_sum else self._compute_deviation(index)
+        return self.deviations[index]
+
+    def _compute_sum(self, index: int) -> Tensor | None:
+        """The deviation of a sum of writers."""
+        run = self.circuit.run
+        if index in run.structure.writer_index and not run.list_linear_parents(index):
+            return self._select_writers(index)
+        return self._multiply(self.circuit.get_sum(index))
+
+    def _multiply(self, parts: Sequence[WriterChanges]) -> Tensor | None:
+        """The sum over writers, for each reader."""
+        total: Tensor | None = None
+        for part in parts:
+            values, mask = self._narrow(part.values, 1), self.mask[:, :, part.columns]
+            flat = values.flatten(2)
+            product: Tensor
+            product = (mask.flatten(0, 1) @ flat[0]).unflatten(0, mask.shape[:2]) if len(flat) == 1 else mask @ flat
+            total = _add(total, product.unflatten(2, values.shape[2:]))
+        return None if total is None else self._align_readers(total)
+
+    def _align_readers(self, value: Tensor) -> Tensor:
+        """A value `[circuit, reader, example, *plates, word, *shape]` with the readers as copies, or as cells."""
+        target, state = self.reader.target.group, self.circuit.run.clean
+        if not self.circuit.run.has_copies[target.index]:
+            return value.flatten(0, 1)
+        axes = [state.layout.axis(plate) for plate in target.plates]
+        copies: Tensor = value.squeeze([1 + axis for axis in axes]) if axes else value.squeeze(1)
+        if not axes:
+            return copies
+        copies = copies.unflatten(1, [state.network.graph.plate_sizes[plate] for plate in target.plates])
+        result: Tensor = copies.movedim(list(range(1, 1 + len(axes))), axes)
+        return result
+
+    def _select_writers(self, index: int) -> Tensor:
+        """The deviation of a group of writers without a sum: each unit is a writer."""
+        run, w = self.circuit.run, self.circuit.structure.writer_index[index]
+        spec, change = run.clean.network.specs[index], self._narrow(self.circuit.changes[w])
+        mask = self.mask[:, :, slice(*run.first_columns[w : w + 2])]
+        factors = spread_units(mask, spec, run.clean.layout, run.clean.network.graph.plate_sizes, change.dim())
+        return self._align_readers(factors * change[:, None])
+
+    def _compute_deviation(self, index: int) -> Tensor | None:
+        """The deviation of a group that is no sum of writers."""
+        structure, run = self.circuit.structure, self.circuit.run
+        spec = run.clean.network.specs[index]
+        total: Tensor | None = None
+        if run.is_norm.get(index, False):
+            total = self._compute_norm(spec)
+        else:
+            for parent in run.list_linear_parents(index):
+                total = _add(total, self._map_parent(spec, parent))
+        if index in structure.writer_index:
+            total = _add(total, self._select_writers(index))
+        if total is not None and index in run.clean.patched and run.list_linear_parents(index):
+            fixed, is_set = run.clean.patched[index]
+            difference = self._narrow(fixed - run.corrupt.values[index])
+            is_set = self._narrow(is_set.reshape(*is_set.shape, *[1] * (fixed.dim() - is_set.dim())))
+            total = torch.where(is_set, difference, total)
+        return total
+
+    def _map_parent(self, spec: NodeSpec, parent: int) -> Tensor | None:
+        """What one linear parent adds to the deviation of a group."""
+        run, index = self.circuit.run, spec.group.index
+        if run.is_mapped_writer(index, parent):
+            return self._multiply([self.circuit.get_mapped(parent, index)])
+        deviation = self.compute_deviation(parent)
+        if deviation is None:
+            return None
+        if count := run.residuals[index].get(parent):
+            return count * deviation
+        return self.circuit.map_linear(spec, {parent: deviation}, self.word)
+
+    def _compute_norm(self, spec: NodeSpec) -> Tensor | None:
+        """The deviation of a norm, whose scale depends on what the readers see."""
+        corrupt = self.circuit.run.corrupt
+        parents = self.circuit.run.list_linear_parents(spec.group.index)
+        if all(self.compute_deviation(parent) is None for parent in parents):
+            return None
+        visible = {index: self.compute_value(index) for index in parents}
+        context, slots = gather_parents(replace(corrupt, values={**corrupt.values, **visible}), spec, self.word)
+        value = self.circuit.finish(corrupt, spec, context, slots)
+        return value - self._narrow(corrupt.values[spec.group.index])
+
+    def _narrow(self, value: Tensor, offset: int = 0) -> Tensor:
+        """A value at the needed word."""
+        axis = self.circuit.run.clean.layout.word_dim + offset
+        return value if self.word is None or value.shape[axis] == 1 else value.narrow(axis, self.word, 1)
+
+
+def spread_units(mask: Tensor, spec: NodeSpec, layout: TensorLayout, sizes: Mapping[str, int], dims: int) -> Tensor:
+    """A mask `[*cell, unit]` with the units along the plates of a group, in a layout of `dims` dims, cells first."""
+    plates, leading, shape = spec.group.plates, mask.shape[:-1], [1] * (dims - 1)
+    for plate in plates:
+        shape[layout.axis(plate) - 1] = sizes[plate]
+    order = sorted(range(len(plates)), key=lambda k: layout.axis(plates[k]))
+    grid = mask.reshape(*leading, *(sizes[plate] for plate in plates))
+    return grid.permute(*range(len(leading)), *(len(leading) + k for k in order)).reshape(*leading, *shape)
+
+
+def _add(total: Tensor | None, term: Tensor | None) -> Tensor | None:
+    """The sum of two deviations, of which None is zero."""
+    return term if total is None else total if term is None else total + term
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Runs of circuits: a reader sees the writers of its retained edges in this run, and the others in the corrupt run.
+#
+# Groups are computed in topological order. What a reader sees is `corrupt + D`, with the deviation D from the corrupt
+# run (`reader_view`). Readers of one group that see different states (one for each head) are copies along the plates of
+# the group, if no group between the sums of writers and the group has or joins these plates. Otherwise they are
+# separate
+# cells: a value is `[circuit * unit, example, *plates, word, *shape]`.
+
+
+Outcomes = dict[int, Tensor]
+
+
+@dataclass
+class MaskedRun:
+    """The clean and the corrupt run in one joint state of the choices.
+
+    Args:
+        structure: The edges of the net.
+        clean: The clean run, `[1, example, *plates, word, *shape]` by node group.
+        corrupt: The corrupt run.
+        needed: The words that lead to an outcome.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
+        examples: The clean sentences.
+    """
+
+    structure: EdgeStructure
+    clean: ExecutionState
+    corrupt: ExecutionState
+    needed: NeededPositions
+    outcome_nodes: Sequence[int]
+    examples: Examples
+
+    @cached_property
+    def readers_by_target(self) -> dict[int, list[int]]:
+        """The numbers of the reader groups of each target."""
+        by_target: dict[int, list[int]] = {}
+        for r, reader in enumerate(self.structure.reader_groups):
+            by_target.setdefault(reader.target.group.index, []).append(r)
+        return by_target
+
+    @cached_property
+    def first_columns(self) -> list[int]:
+        """The number of the first writer of each group of writers, among all writers; then the number of writers."""
+        counts = [self.structure.count_units(writer.spec) for writer in self.structure.writer_groups]
+        return [0, *np.cumsum(counts).tolist()]
+
+    @cached_property
+    def edge_ids(self) -> list[Tensor]:
+        """For each group of readers the edge of each pair, `[reader, writer]`; the number of edges for no edge."""
+        table, tables = self.structure.edges, []
+        columns = np.array(self.first_columns)[table.writers] + table.writer_units
+        for r, reader in enumerate(self.structure.reader_groups):
+            edges = np.flatnonzero(table.readers == r)
+            grid = np.full((self.structure.count_units(reader.target), self.first_columns[-1]), len(table))
+            grid[table.reader_units[edges], columns[edges]] = edges
+            tables.append(torch.from_numpy(grid).to(self.corrupt.device))
+        return tables
+
+    @cached_property
+    def residuals(self) -> dict[int, dict[int, int]]:
+        """The linear parents that each linear group adds unchanged, with their number of slots."""
+        specs = self.corrupt.network.specs
+        groups = {index for reader in self.structure.reader_groups for index in reader.chain}
+        return {
+            index: find_residuals(specs[index], self.structure.get_linear_positions(specs[index])) for index in groups
+        }
+
+    @cached_property
+    def is_norm(self) -> dict[int, bool]:
+        """Whether a linear group contains the scale of a norm."""
+        norms = {}
+        with torch.no_grad():
+            for index in self.residuals:
+                spec = self.corrupt.network.specs[index]
+                if self.structure.get_linear_positions(spec):
+                    context, parents = gather_parents(self.corrupt, spec)
+                    norms[index] = spec.tpm.norm_scale(context, *parents) is not None
+        return norms
+
+    @cached_property
+    def sums(self) -> frozenset[int]:
+        """The linear groups that are sums of writers, each of which is mapped once for all readers."""
+        sums = set[int]()
+        for index in sorted(self.residuals):
+            parents = self.list_linear_parents(index)
+            is_set = index in self.clean.patched and bool(parents)
+            if is_set or self.is_norm.get(index, False):
+                continue
+            # Of a sum that a group maps, the product for each reader is cheaper than that for each writer.
+            if all(self.is_mapped_writer(index, p) or (p in self.residuals[index] and p in sums) for p in parents):
+                sums.add(index)
+        return frozenset(sums)
+
+    def list_linear_parents(self, index: int) -> list[int]:
+        """The linear parents of a group, each once."""
+        spec = self.corrupt.network.specs[index]
+        return list(dict.fromkeys(spec.parents[k].index for k in self.structure.get_linear_positions(spec)))
+
+    def is_mapped_writer(self, index: int, parent: int) -> bool:
+        """Whether a linear group maps a parent that is a writer and no sum."""
+        is_writer = parent in self.structure.writer_index and not self.list_linear_parents(parent)
+        return is_writer and parent not in self.residuals[index]
+
+    @cached_property
+    def has_copies(self) -> dict[int, bool]:
+        """Whether the readers of each target are copies along its plates: no group after the sums has or joins them."""
+        return {i: all(self._can_copy(r) for r in numbers) for i, numbers in self.readers_by_target.items()}
+
+    def _can_copy(self, r: int) -> bool:
+        """Whether no group between the sums and the target of a reader has, or joins, the plates of the target."""
+        reader, specs = self.structure.reader_groups[r], self.corrupt.network.specs
+        plates, visited = {*reader.target.group.plates}, set[int]()
+        stack = [(reader.target, k) for k in reader.slots]
+        while stack:
+            spec, k = stack.pop()
+            parent = spec.parents[k]
+            if spec is not reader.target and self.is_mapped_writer(spec.group.index, parent.index):
+                continue
+            if plates & {*parent.over, *dict(parent.pick), *specs[parent.index].group.plates}:
+                return False
+            if parent.index not in self.sums and parent.index not in visited:
+                visited.add(parent.index)
+                parent_spec = specs[parent.index]
+                stack += [(parent_spec, j) for j in self.structure.get_linear_positions(parent_spec)]
+        return True
+
+    def compute_outcomes(self, retained: Tensor) -> Outcomes:
+        """The outcome of each outcome node, `[circuit, example, *shape]`.
+
+        Args:
+            retained: The mask of the retained edges, or their factors, `[circuit, edge]`.
+        """
+        circuit = CircuitValues(self, retained.to(self.corrupt.device, self.corrupt.dtype))
+        for index in sorted(self.structure.relevant):
+            circuit.compute_group(index)
+        return {node: circuit.get_outcome(node) for node in self.outcome_nodes}
+
+
+@dataclass
+class CircuitValues:
+    """The values of some circuits, by node group, in topological order.
+
+    Args:
+        run: The clean and the corrupt run.
+        retained: The factors of edges, `[circuit, edge]`: 1 for a retained edge.
+    """
+
+    run: MaskedRun
+    retained: Tensor
+    values: dict[int, Tensor] = field(default_factory=dict)
+    changes: dict[int, Tensor] = field(default_factory=dict)  # what each group of writers writes, minus the corrupt run
+    _sums: dict[int, list[WriterChanges]] = field(default_factory=dict)
+    _mapped: dict[tuple[int, int], WriterChanges] = field(default_factory=dict)
+
+    @property
+    def structure(self) -> EdgeStructure:
+        """The edges of the net."""
+        return self.run.structure
+
+    @property
+    def count(self) -> int:
+        """The number of circuits."""
+        return len(self.retained)
+
+    @cached_property
+    def padded(self) -> Tensor:
+        """The factors of edges, and zero for a pair without an edge, `[circuit, edge + 1]`."""
+        return torch.cat([self.retained, self.retained.new_zeros(self.count, 1)], 1)
+
+    def compute_group(self, index: int) -> None:
+        """Compute a group of targets, of writers, or of nodes between them; other linear groups belong to readers."""
+        spec, structure = self.run.clean.network.specs[index], self.structure
+        if index not in self.run.needed.ancestor_words:
+            return
+        readers = self.run.readers_by_target.get(index, [])
+        is_outcome = index in structure.outcomes
+        is_linear = bool(structure.get_linear_positions(spec)) and index not in structure.writer_index
+        if is_linear and not readers:
+            return
+        if spec.tpm.is_random and not is_outcome:
+            return
+        if index in structure.leaves or (not readers and not self._has_computed_parent(spec)):
+            if index in self.run.clean.values:
+                self.values[index] = self.run.clean.values[index]
+        else:
+            self.values[index] = self._evaluate(spec, readers, is_outcome=is_outcome)
+        w = structure.writer_index.get(index)
+        if w is not None:
+            self.changes[w] = self.values[index] - self._get_corrupt_part(spec, w)
+            if structure.writer_groups[w].is_part and is_outcome:  # the value contains the linear slots
+                self.changes[w] = self._evaluate(spec, readers, is_outcome=False) - self._get_corrupt_part(spec, w)
+
+    def _has_computed_parent(self, spec: NodeSpec) -> bool:
+        """Whether a parent has a value that differs from the clean run."""
+        return any(parent.index in self.values for parent in spec.parents)
+
+    def _get_corrupt_part(self, spec: NodeSpec, w: int) -> Tensor:
+        """What a group of writers writes in the corrupt run."""
+        if not self.structure.writer_groups[w].is_part:
+            return self.run.corrupt.values[spec.group.index]
+        context, parents = gather_parents(self.run.corrupt, spec)
+        linear = self.structure.get_linear_positions(spec)
+        zeroed = [torch.zeros_like(parent) if k in linear else parent for k, parent in enumerate(parents)]
+        return self.finish(self.run.corrupt, spec, context, zeroed)
+
+    def _evaluate(self, spec: NodeSpec, readers: Sequence[int], *, is_outcome: bool) -> Tensor:
+        """The value of a group in each circuit; for writers that are a part, without the linear slots."""
+        structure, index = self.structure, spec.group.index
+        linear = structure.get_linear_positions(spec)
+        is_part = index in structure.writer_index and bool(linear) and not is_outcome
+        units = structure.count_units(spec) if readers and not self.run.has_copies[index] else 1
+        word = self._find_single_word(spec, readers)
+        state = replace(self.run.clean, values={**self.run.clean.values, **self._expand(spec, units)})
+        context, parents = gather_parents(state, spec, word)
+        for r in readers:
+            reader = structure.reader_groups[r]
+            if is_part and set(reader.slots) <= set(linear):
+                continue
+            view = ReaderView(self, r, word)
+            visible = {spec.parents[k].index: view.compute_value(spec.parents[k].index) for k in reader.slots}
+            _, slots = gather_parents(replace(state, values={**state.values, **visible}), spec, word)
+            parents = [slots[k] if k in reader.slots else parent for k, parent in enumerate(parents)]
+        if is_part:
+            parents = [torch.zeros_like(p) if k in linear else p for k, p in enumerate(parents)]
+        value = self.finish(state, spec, context, parents)
+        value = value if units == 1 else self._select_diagonal(spec, value, units)
+        if word is None and index in self.run.clean.patched and value.dim() == self.run.clean.patched[index][0].dim():
+            fixed, is_set = self.run.clean.patched[index]
+            value = torch.where(is_set.reshape(*is_set.shape, *[1] * (fixed.dim() - is_set.dim())), fixed, value)
+        return value
+
+    def _find_single_word(self, spec: NodeSpec, readers: Sequence[int]) -> int | None:
+        """The word of an outcome that is needed at one word only, such as the logits of a language model."""
+        index = spec.group.index
+        if index not in self.structure.outcomes or spec.group.word_stack is None or not readers:
+            return None
+        if any(edge.child in self.structure.relevant for edge in self.run.clean.network.graph.out_edges[index]):
+            return None
+        words = np.flatnonzero(self.run.needed.ancestor_words[index])
+        is_wordwise = all(is_wordwise_path(self.run.clean.network, self.structure.reader_groups[r]) for r in readers)
+        return int(words[0]) if len(words) == 1 and is_wordwise else None
+
+    def _expand(self, spec: NodeSpec, units: int) -> dict[int, Tensor]:
+        """The computed values of the parents of a group, with a cell for each circuit and unit."""
+        indices = {parent.index for parent in spec.parents} & self.values.keys()
+        if units == 1:
+            return {index: self.values[index] for index in indices}
+        return {
+            index: value if len(value) == 1 else value.repeat_interleave(units, 0)
+            for index in indices
+            for value in [self.values[index]]
+        }
+
+    def finish(self, state: ExecutionState, spec: NodeSpec, context: object, parents: list[Tensor]) -> Tensor:
+        """Evaluate a TPM; nodes with a set row of attention mix by this row."""
+        index, layout = spec.group.index, state.layout
+        if spec.tpm.is_random and index not in state.values:
+            value = summarize_distribution(spec, context, parents)
+            return layout.pad_dims(value, 1 if spec.tpm.kind == "discrete" else len(spec.shape))
+        value = layout.pad_dims(evaluate_tpm(state, spec, context, parents), len(spec.shape))  # type: ignore[arg-type]
+        if index in state.attention_rows:
+            rows, is_set = state.attention_rows[index]
+            assert isinstance(spec.tpm, Attention)
+            value = torch.where(is_set[..., None], spec.tpm.mix(rows, *parents), value)
+        return value
+
+    def _select_diagonal(self, spec: NodeSpec, value: Tensor, units: int) -> Tensor:
+        """The value of each unit in its own cell: from `[circuit * unit, ...]` to `[circuit, ...]`."""
+        layout, sizes = self.run.clean.layout, self.run.clean.network.graph.plate_sizes
+        plates = spec.group.plates
+        if len(value) == 1:
+            return value
+        shape = list(value.shape)
+        for plate in plates:
+            shape[layout.axis(plate)] = sizes[plate]
+        value = value.expand(shape).unflatten(0, (self.count, units))
+        axes = [1 + layout.axis(plate) for plate in plates]
+        moved = value.movedim(axes, list(range(2, 2 + len(axes)))).flatten(2, 1 + len(axes))
+        steps = torch.arange(units, device=value.device)
+        diagonal: Tensor = moved[:, steps, steps].unflatten(1, [sizes[plate] for plate in plates])
+        return diagonal.movedim(list(range(1, 1 + len(axes))), [axis - 1 for axis in axes])
+
+    def get_sum(self, index: int) -> list[WriterChanges]:
+        """What the writers before a sum, and in it, add to it."""
+        if index not in self._sums:
+            parts, residuals = list[WriterChanges](), self.run.residuals[index]
+            for parent in self.run.list_linear_parents(index):
+                if parent in residuals:
+                    parts += [part.scale(residuals[parent]) for part in self.get_sum(parent)]
+                else:
+                    parts.append(self.get_mapped(parent, index))
+            if (w := self.structure.writer_index.get(index)) is not None:
+                parts.append(self._split_writers(w))
+            self._sums[index] = merge_changes(parts)
+        return self._sums[index]
+
+    def get_mapped(self, parent: int, index: int) -> WriterChanges:
+        """What each writer of a group adds to a linear group that maps it."""
+        if (parent, index) not in self._mapped:
+            corrupt, w = self.run.corrupt, self.structure.writer_index[parent]
+            spec = corrupt.network.specs[index]
+            if adds_units(corrupt.network, spec, parent):
+                state = replace(corrupt, values={**corrupt.values, parent: self.changes[w]})
+                mapped = map_units(state, self.structure, spec, parent).movedim(0, 1)
+                changes = WriterChanges(self._get_columns(w), mapped)
+            else:
+                single = self._split_writers(w)
+                mapped = self.map_linear(spec, {parent: single.values.flatten(0, 1)})
+                changes = replace(single, values=mapped.unflatten(0, single.values.shape[:2]))
+            self._mapped[parent, index] = changes
+        return self._mapped[parent, index]
+
+    def _get_columns(self, w: int) -> Tensor:
+        """The numbers of the writers of a group, `[writer]`."""
+        return torch.arange(*self.run.first_columns[w : w + 2], device=self.retained.device)
+
+    def _split_writers(self, w: int) -> WriterChanges:
+        """What each writer of a group writes minus the corrupt run; zero at the positions of the others."""
+        spec, layout = self.structure.writer_groups[w].spec, self.run.clean.layout
+        change, sizes = self.changes[w], self.run.clean.network.graph.plate_sizes
+        columns = self._get_columns(w)
+        if not spec.group.plates:
+            return WriterChanges(columns, change[:, None])
+        shape = list(change.shape)
+        for plate in spec.group.plates:
+            shape[layout.axis(plate)] = sizes[plate]
+        mask = torch.eye(len(columns), dtype=change.dtype, device=change.device)
+        mask = spread_units(mask, spec, layout, sizes, change.dim())
+        return WriterChanges(columns, change.expand(shape)[:, None] * mask[None])
+
+    def map_linear(self, spec: NodeSpec, deviations: Mapping[int, Tensor], word: int | None = None) -> Tensor:
+        """The linear part of a group, applied to deviations of its linear parents; without the scale of a norm."""
+        corrupt, linear = self.run.corrupt, self.structure.get_linear_positions(spec)
+        zeros = {spec.parents[k].index: torch.zeros_like(corrupt.values[spec.parents[k].index][:1]) for k in linear}
+        results = []
+        for values in ({**zeros, **deviations}, zeros):
+            context, parents = gather_parents(replace(corrupt, values={**corrupt.values, **values}), spec, word)
+            if {spec.parents[k].index for k in linear} & {
+                parent.index for k, parent in enumerate(spec.parents) if k not in linear
+            }:
+                _, unchanged = gather_parents(corrupt, spec, word)
+                parents = [p if k in linear else unchanged[k] for k, p in enumerate(parents)]
+            results.append(self.finish(corrupt, spec, context, parents))
+        return results[0] - results[1]
+
+    def get_outcome(self, node: int) -> Tensor:
+        """The outcome of a node, `[circuit, example, *shape]`."""
+        ground, layout = self.run.examples.model.ground, self.run.clean.layout
+        group, index = ground.unravel_index(node)
+        value = self.values[group.index] if group.index in self.values else self.run.clean.values[group.index]
+        position = dict(zip(ground.axes(group), index, strict=True))
+        for plate in reversed((*layout.plates, "word")):
+            axis = layout.axis(plate)
+            value = value.select(axis, position.get(plate, 0) if value.shape[axis] > 1 else 0)
+        return value.expand(self.count, len(self.run.examples), *value.shape[2:])
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Runs of circuits of edges, for searches and curves: masks of edges in, the metric of each circuit out.
+
+
+@dataclass
+class EdgeRunner(CircuitRuns):
+    """Runs of circuits of edges from writers to readers.
+
+    Args:
+        clean: The sentences that a circuit runs.
+        corrupt: The corrupt sentences, as many.
+        structure: The edges of the net.
+        metric: The metric.
+        choices: The latent choices over which outcomes are averaged.
+        needed: The words that lead to an outcome.
+        memory: The approximate number of bytes that are used at once.
+    """
+
+    clean: Examples
+    corrupt: Examples
+    structure: EdgeStructure
+    metric: Metric
+    choices: EnumeratedChoices
+    needed: NeededPositions
+    memory: int
+
+    edge_names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.edge_names = self.structure.edges.names
+
+    def swap(self) -> EdgeRunner:
+        """The same edges with the clean and the corrupt run exchanged."""
+        swapped = replace(self, clean=self.corrupt, corrupt=self.clean)
+        if "blocked" in self.__dict__:  # the maps are the same in both runs
+            swapped.__dict__["blocked"] = self.blocked
+        return swapped
+
+    @cached_property
+    def blocked(self) -> BoolArray:
+        """The edges that cannot transmit anything, by proof, `[edge]`."""
+        blocked = np.ones(len(self.edge_names), dtype=bool)
+        set_groups = {model.ground.group_of(node).index for model in self.clean.models for node in model.do}
+        if set_groups - self.structure.word_dependent:  # weights that `do` sets may differ between the examples
+            return ~blocked
+        groups = frozenset(writer.spec.group.index for writer in self.structure.writer_groups)
+        for states in self.choices:  # weights under a choice differ between its states
+            example = next(self.clean.with_choices(states).split(1))
+            blocked &= find_blocked_edges(PatchedRun(example, self.needed, groups), self.structure)
+        return blocked
+
+    @property
+    def edge_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The edges of each group of readers."""
+        readers = self.structure.edges.readers
+        return tuple(tuple(np.flatnonzero(readers == r).tolist()) for r in np.unique(readers))
+
+    def find_connected(self, retained: Tensor) -> Tensor:
+        """The mask of the edges that can transmit a difference, and whose reader leads to the metric, `[edge]`."""
+        table, structure = self.structure.edges, self.structure
+        active = {(r, u): structure.reader_groups[r].is_readout for r, u in structure.reader_units}
+        needed: set[tuple[int, int]] = set()  # the writers that lead to the metric
+        connected = np.zeros(len(table), dtype=bool)
+        for r in reversed(range(len(structure.reader_groups))):
+            edges = np.flatnonzero(table.readers == r)
+            for u in np.unique(table.reader_units[edges]).tolist():
+                if active[r, u] or needed & structure.find_fed_writers(r, u):
+                    edges_in = edges[table.reader_units[edges] == u]
+                    connected[edges_in] = True
+                    retained_edges = edges_in[retained.numpy()[edges_in]]
+                    needed |= set(
+                        zip(
+                            table.writers[retained_edges].tolist(),
+                            table.writer_units[retained_edges].tolist(),
+                            strict=True,
+                        )
+                    )
+        return torch.from_numpy(connected & ~self.blocked)
+
+    def trace(self, retained: Tensor) -> CircuitParts:
+        """The edges on a path from a writer that differs to the metric, and the arrows from readers to writers."""
+        table, structure, connected = self.structure.edges, self.structure, self.find_connected(retained) & retained
+        reached = {
+            (w, v)
+            for w, writer in enumerate(structure.writer_groups)
+            if writer.kind == "input"
+            for v in range(len(structure.list_units(writer.spec)))
+        }
+        edge_of: dict[str, str | None] = {}
+        nodes: dict[str, dict[str, Any]] = {}
+        needed = {
+            (int(w), int(v)) for w, v in zip(table.writers[connected], table.writer_units[connected], strict=True)
+        }
+        for k in np.flatnonzero(connected.numpy()).tolist():  # readers are in topological order
+            r, w = int(table.readers[k]), int(table.writers[k])
+            u, v = int(table.reader_units[k]), int(table.writer_units[k])
+            if (w, v) not in reached:
+                continue
+            writer_name, reader_name = split_path(table.names[k])
+            edge_of[table.names[k]] = table.names[k]
+            reader, kind = structure.reader_groups[r], structure.writer_groups[w].kind
+            nodes.setdefault(
+                writer_name, self._describe(structure.writer_groups[w].spec, v, INPUT if kind == "input" else BETWEEN)
+            )
+            part = OUTCOME if reader.is_readout and reader.channel == READOUT else BETWEEN
+            nodes.setdefault(reader_name, {**self._describe(reader.target, u, part), "channel": reader.channel})
+            for fed in structure.find_fed_writers(r, u) & needed:
+                reached.add(fed)
+                name = structure.get_writer_names(fed[0])[fed[1]]
+                nodes.setdefault(name, self._describe(structure.writer_groups[fed[0]].spec, fed[1], BETWEEN))
+                if name != reader_name:
+                    edge_of[join_path((reader_name, name))] = None
+        return CircuitParts(edge_of, nodes, 0)
+
+    def _describe(self, spec: NodeSpec, unit: int, part: str) -> dict[str, Any]:
+        """The attributes of a node without its word."""
+        return describe_node(spec.group, spec.group.plates, self.structure.list_units(spec)[unit], part)
+
+    @cached_property
+    def runs(self) -> list[MaskedRun]:
+        """The runs in each joint state of the choices."""
+        runs = []
+        for states in self.choices:
+            sides = (side.with_choices(states) for side in (self.clean, self.corrupt))
+            clean, corrupt = (run_with_cells(side, self.metric.nodes) for side in sides)
+            runs.append(MaskedRun(self.structure, clean, corrupt, self.needed, self.metric.nodes, self.clean))
+        return runs
+
+    def evaluate(self, retained: Tensor) -> Tensor:
+        """The metric of some circuits.
+
+        Args:
+            retained: The mask of the retained edges, `[circuit, edge]`.
+
+        Returns:
+            The metric, `[circuit, example]`.
+        """
+        size = max(1, self.memory // self._circuit_bytes)
+        return torch.cat([self._evaluate_metric(retained[k : k + size]) for k in range(0, len(retained), size)])
+
+    def evaluate_with_grad(self, gates: Tensor) -> Tensor:
+        """The metric, `[example]`, of a circuit in which edges are retained in part: factors from 0 to 1, `[edge]`."""
+        outcomes = [run.compute_outcomes(gates[None]) for run in self.runs]
+        return self.metric.evaluate_with_grad(self._marginalize(outcomes))
+
+    def evaluate_clean(self) -> Tensor:
+        """The metric of the clean run, `[example]`: that of the circuit of all edges."""
+        return self.evaluate(torch.ones(1, len(self.edge_names), dtype=torch.bool))[0]
+
+    def evaluate_corrupt(self) -> Tensor:
+        """The metric of the corrupt run, `[example]`: that of the circuit without edges."""
+        return self.evaluate(torch.zeros(1, len(self.edge_names), dtype=torch.bool))[0]
+
+    @torch.no_grad()
+    def _evaluate_metric(self, retained: Tensor) -> Tensor:
+        """The metric of circuits that fit in memory."""
+        return self.metric(self._marginalize([run.compute_outcomes(retained) for run in self.runs]))
+
+    def _marginalize(self, outcomes: Sequence[Mapping[int, Tensor]]) -> Outcomes:
+        """The outcomes, averaged over the joint states of the choices."""
+        model, averaged = self.clean.model, {}
+        for node in self.metric.nodes:
+            is_discrete = locate_node(model, node)[0].tpm.kind == "discrete" and node not in model.do
+            averaged[node] = self.choices.marginalize([values[node] for values in outcomes], is_discrete=is_discrete)
+        return averaged
+
+    @cached_property
+    def _circuit_bytes(self) -> int:
+        """The memory of one circuit: the values of all groups, the changes of all writers, and what a reader sees."""
+        run, structure = self.runs[0], self.structure
+        sizes = {
+            index: math.prod(get_layout_shape(run.corrupt, spec)) * math.prod(spec.shape)
+            for index, spec in enumerate(run.corrupt.network.specs)
+            if index in structure.relevant
+        }
+        changes = run.first_columns[-1] * max((sizes[index] for index in run.sums), default=1)
+        visible = max(
+            structure.count_units(reader.target) * max((sizes[i] for i in reader.chain if i not in run.sums), default=1)
+            for reader in structure.reader_groups
+        )
+        # Changes are copied once when they are joined (`merge_changes`).
+        total = 3 * sum(sizes.values()) + 2 * changes + 4 * visible
+        return max(1, len(self.clean) * run.corrupt.dtype.itemsize * total)
+
+
+def build_edge_runner(clean: object, corrupt: object, metric: object, memory: int = DEFAULT_MEMORY) -> EdgeRunner:
+    """Validate the sentences and the metric, and build the runner of their circuits.
+
+    Args:
+        clean: The sentence or sentences that circuits run.
+        corrupt: The corrupt sentence or sentences.
+        metric: The metric, as for `bt.sweep`.
+        memory: The approximate number of bytes that are used at once.
+
+    Returns:
+        The runner.
+    """
+    clean_examples, corrupt_examples = parse_example_pair(clean, corrupt)
+    return build_runner(clean_examples, corrupt_examples, metric, memory)
+
+
+def build_runner(clean_examples: Examples, corrupt_examples: Examples, metric: object, memory: int) -> EdgeRunner:
+    """The runner of the circuits of valid examples."""
+    if not has_difference(clean_examples, corrupt_examples):
+        actual = "clean and corrupt sentences with the same values"
+        raise BNetError("corrupt", expected="a pair that differs", actual=actual)
+    parsed = parse_metric(clean_examples, metric)
+    structure = build_structure(clean_examples, corrupt_examples, parsed.nodes)
+    model = clean_examples.model
+    specs, ground = model.network.specs, model.ground
+    _check_readouts(structure, model, parsed.nodes)
+    _check_interventions(structure, clean_examples, corrupt_examples)
+    targets = {reader.target.group.index for reader in structure.reader_groups}
+    touched = [int(ground.offsets[index]) for index in sorted(targets) if not specs[index].tpm.is_random]
+    choices = enumerate_choices(corrupt_examples, clean_examples, touched, parsed.nodes, ("corrupt", "clean"))
+    states = next(iter(choices))
+    prepared = clean_examples.with_choices(states)
+    needed = find_needed_positions(prepared.model, parsed.nodes)
+    for side in (prepared, corrupt_examples.with_choices(states)):
+        outcomes = {ground.group_of(node).index for node in parsed.nodes}
+        obstacle = find_run_obstacle(side, {*needed.ancestor_words, *outcomes})
+        if obstacle is not None:
+            raise UnsupportedError(f"edges cannot share a run, because {obstacle}")
+    return EdgeRunner(clean_examples, corrupt_examples, structure, parsed, choices, needed, check_int("memory", memory))
+
+
+def _check_readouts(structure: EdgeStructure, model: GroundModel, nodes: Sequence[int]) -> None:
+    """Raise an error for a metric of a node that no edge enters, such as an embedding."""
+    inputs = {writer.spec.group.index for writer in structure.writer_groups if writer.kind == "input"}
+    for node in nodes:
+        if model.ground.group_of(node).index in inputs:
+            expected = "nodes that an edge enters, for circuits of edges"
+            raise BNetError(f"metric of {model.ground.name(node)}", expected=expected, actual="a writer of the input")
+
+
+def _check_interventions(structure: EdgeStructure, clean: Examples, corrupt: Examples) -> None:
+    """Raise an error for nodes that the runs set to different values, unless they are inputs or whole node groups.
+
+    A circuit has one set of weights, and a node that is set inside the net would not be a sum of its writers in one of
+    the runs only.
+    """
+    ground = clean.model.ground
+    inputs = {writer.spec.group.index for writer in structure.writer_groups if writer.kind == "input"}
+    for kind in ("do", "attention_rows"):
+        for one, other in zip(clean.models, corrupt.models, strict=True):
+            values, counterparts = getattr(one, kind), getattr(other, kind)
+            for node in {*values, *counterparts}:
+                value, counterpart = values.get(node), counterparts.get(node)
+                is_same = value is not None and counterpart is not None and torch.equal(value, counterpart)
+                if is_same or (kind == "do" and ground.group_of(node).index in inputs):
+                    continue
+                name = ground.name(node)
+                expected = "interventions that are equal in both runs, except on inputs"
+                hint = f'Set {name} to the same value in clean and corrupt, or use ground arrows (at="arrows")'
+                raise UnsupportedError('at="edges"', expected=expected, actual=f"{name}, which differs", hint=hint)

@@ -1,0 +1,526 @@
+"""The edges of a net, from its declaration: writers, readers, and the linear groups between them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from bnet_transformer._core.naming import ARROW, WORD, join_name, split_path
+from bnet_transformer._core.tensors import BoolArray, IntArray
+from bnet_transformer.compiler.gather import ExecutionState, gather_parents
+from bnet_transformer.declare import Network, NodeSpec
+from bnet_transformer.errors import BNetError
+from bnet_transformer.graph import GroundGraph
+from bnet_transformer.tpm import Attention
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The edges of a net, from its declaration: writers, readers, and the linear groups between them.
+#
+# A *writer* is a node (without its word) whose value enters a chain of sums, linear maps and norms: an embedding, the
+# mix
+# of a head, a feed-forward step. A *reader* is where such a chain ends: in a nonlinear slot of a node, or in the
+# readout.
+# An *edge* leads from a writer to a reader along all chains between them (Conmy et al. 2023). Which parents continue a
+# chain is declared by each TPM (`TPM.linear_parents`), so no architecture is a special case.
+
+
+READOUT = "readout"
+EDGES = "edges"  # the value of `at` and `over` for edges from writers to readers
+AlignedPlates = frozenset[str]
+WriterUnit = tuple[int, int]  # the number of the writer group, and the unit within it
+
+
+@dataclass(frozen=True)
+class WriterGroup:
+    """The writers of one node group: one for each index along its plates.
+
+    Attributes:
+        spec: The node group.
+        is_part: Whether the writer is only what an affine group adds itself, such as an attention with a residual.
+        kind: `"input"`, `"attention"` or `"feed-forward"`.
+    """
+
+    spec: NodeSpec
+    is_part: bool
+    kind: str
+
+
+@dataclass(frozen=True)
+class ReaderGroup:
+    """The readers of one node group: one for each index along the plates of the target.
+
+    Attributes:
+        target: The group whose value is computed from what the reader sees.
+        slots: The slots of the target through which the reader sees writers.
+        channel: The slot (`"q"`, `"k"`, `"v"`, ...) that the reader feeds, or `"readout"`.
+        has_channel: Whether the channel is part of the name, because the target has several.
+        sources: The writer groups with an edge to the reader, each with the plates of the target in which both have the
+            same index: several collections if there are several paths.
+        chain: The linear groups on the paths, parents first, without the target.
+    """
+
+    target: NodeSpec
+    slots: tuple[int, ...]
+    channel: str
+    has_channel: bool
+    sources: Mapping[int, frozenset[AlignedPlates]] = field(repr=False)
+    chain: tuple[int, ...] = field(repr=False)
+    is_readout: bool = False
+
+
+@dataclass(frozen=True)
+class EdgeTable:
+    """All edges, ordered by reader group: the number of the reader group and of the writer group, and their units.
+
+    A unit is the flattened index along the plates of the group.
+    """
+
+    readers: IntArray
+    reader_units: IntArray
+    writers: IntArray
+    writer_units: IntArray
+    names: tuple[str, ...] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.readers)
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The number of each edge by its name."""
+        return {name: k for k, name in enumerate(self.names)}
+
+
+@dataclass(frozen=True)
+class EdgeStructure:
+    """The writers, the readers and the edges of a net.
+
+    Args:
+        network: The net.
+        outcomes: The groups that are readouts.
+        leaves: Groups through which no chain continues, because `do` sets all their nodes.
+    """
+
+    network: Network
+    outcomes: tuple[int, ...]
+    leaves: frozenset[int] = frozenset()
+
+    @classmethod
+    def of_network(cls, network: Network) -> EdgeStructure:
+        """The edges to the readouts of a net: the word-dependent groups without word-dependent children."""
+        graph = network.graph
+        dependent = find_word_dependent(network)
+        ends = [i for i in sorted(dependent) if not any(edge.child in dependent for edge in graph.out_edges[i])]
+        structure = cls(network, tuple(ends))
+        structure.check_not_recurrent()
+        return structure
+
+    def check_not_recurrent(self) -> None:
+        """Raise an error for a recurrent group that depends on the words: its words are no sum of writers."""
+        recurrent = sorted((self.network.graph.recurrent & self.relevant) - self.leaves)
+        if recurrent:
+            name = self.network.graph.groups[recurrent[0]].name
+            expected = "a net whose nodes are sums of writers at all words"
+            hint = 'Use nodes or arrows, such as bt.sweep(at="x")'
+            raise BNetError("edges", expected=expected, actual=f"{name}, which is recurrent", hint=hint)
+
+    @cached_property
+    def word_dependent(self) -> frozenset[int]:
+        """The groups whose value depends on the words."""
+        return find_word_dependent(self.network)
+
+    @cached_property
+    def relevant(self) -> frozenset[int]:
+        """The outcomes and their word-dependent ancestors; nothing passes through leaves."""
+        visited, stack = set[int](), list(self.outcomes)
+        while stack:
+            index = stack.pop()
+            if index in visited or index not in self.word_dependent:
+                continue
+            visited.add(index)
+            if index not in self.leaves:
+                stack += [edge.parent for edge in self.network.graph.in_edges[index]]
+        return frozenset(visited)
+
+    def is_vector(self, index: int) -> bool:
+        """Whether a group has real values that depend on the words."""
+        return index in self.word_dependent and not self.network.specs[index].tpm.is_index_valued
+
+    def get_linear_positions(self, spec: NodeSpec) -> tuple[int, ...]:
+        """The slots through which chains to a group continue."""
+        index = spec.group.index
+        if index not in self._linear_positions:
+            self._linear_positions[index] = self._find_linear_positions(spec)
+        return self._linear_positions[index]
+
+    @cached_property
+    def _linear_positions(self) -> dict[int, tuple[int, ...]]:
+        """The slots through which chains continue, by group."""
+        return {}
+
+    def _find_linear_positions(self, spec: NodeSpec) -> tuple[int, ...]:
+        """The slots that a TPM declares as linear, with vectors as parents."""
+        index = spec.group.index
+        if index in self.leaves or (spec.tpm.is_random and index not in self.outcomes):
+            return ()
+        linear = spec.tpm.linear_parents(*spec.tpm_parents)
+        return tuple(k for k in linear if self.is_vector(spec.parents[k].index))
+
+    def get_reading_positions(self, spec: NodeSpec) -> tuple[int, ...]:
+        """The slots in which chains to a group end."""
+        if spec.group.index in self.leaves:
+            return ()
+        linear = self.get_linear_positions(spec)
+        return tuple(k for k, p in enumerate(spec.parents) if k not in linear and self.is_vector(p.index))
+
+    @cached_property
+    def writer_groups(self) -> tuple[WriterGroup, ...]:
+        """The groups of writers, in topological order."""
+        writers = []
+        for index in sorted(self.relevant):
+            spec = self.network.specs[index]
+            linear, reading = self.get_linear_positions(spec), self.get_reading_positions(spec)
+            if not self.is_vector(index) or (spec.tpm.is_random and index in self.outcomes):
+                continue
+            if not linear or reading:
+                writers.append(WriterGroup(spec, bool(linear), self._get_kind(spec)))
+        return tuple(writers)
+
+    def _get_kind(self, spec: NodeSpec) -> str:
+        """The kind of a writer."""
+        if spec.group.index in self.leaves or not self.get_reading_positions(spec):
+            return "input"
+        return "attention" if isinstance(spec.tpm, Attention) or spec.tpm.has_attention else "feed-forward"
+
+    @cached_property
+    def writer_index(self) -> dict[int, int]:
+        """The position of a node group among the groups of writers."""
+        return {writer.spec.group.index: k for k, writer in enumerate(self.writer_groups)}
+
+    @cached_property
+    def reader_groups(self) -> tuple[ReaderGroup, ...]:
+        """The groups of readers, in topological order of the nodes that are computed first from them."""
+        readers = [reader for reader in self._iter_readers() if reader.sources]
+        return tuple(sorted(readers, key=lambda reader: reader.target.group.index))
+
+    def _iter_readers(self) -> Iterator[ReaderGroup]:
+        specs = self.network.specs
+        private = self._find_private_channels()
+        for index, channel in private.items():
+            spec = specs[index]
+            yield self._build_reader(spec, self.get_linear_positions(spec), channel, has_channel=False)
+        for index in sorted(self.relevant):
+            spec = specs[index]
+            reading = [k for k in self.get_reading_positions(spec) if spec.parents[k].index not in private]
+            by_channel: dict[str, list[int]] = {}
+            for k in reading:
+                by_channel.setdefault(_get_channel(spec, k), []).append(k)
+            has_channel = len({_get_channel(spec, k) for k in self.get_reading_positions(spec)}) > 1
+            for channel, slots in by_channel.items():
+                yield self._build_reader(spec, tuple(slots), channel, has_channel=has_channel)
+        for index in self.outcomes:
+            spec = specs[index]
+            # A readout that is not affine in its parents reads through its own slots above.
+            if linear := self.get_linear_positions(spec):
+                yield self._build_reader(spec, linear, READOUT, has_channel=bool(self.get_reading_positions(spec)))
+
+    def _find_private_channels(self) -> dict[int, str]:
+        """The groups that only feed one channel of nodes with several channels, such as the queries of a head."""
+        specs, graph, private = self.network.specs, self.network.graph, {}
+        for index in sorted(self.relevant - set(self.outcomes)):
+            spec = specs[index]
+            if not self.get_linear_positions(spec) or self.get_reading_positions(spec):
+                continue
+            channels = set()
+            for child in {edge.child for edge in graph.out_edges[index]} & self.relevant:
+                child_spec = specs[child]
+                reading = self.get_reading_positions(child_spec)
+                slots = [k for k, parent in enumerate(child_spec.parents) if parent.index == index]
+                is_multi_channel = len({_get_channel(child_spec, k) for k in reading}) > 1
+                channels |= {_get_channel(child_spec, k) if k in reading and is_multi_channel else None for k in slots}
+            if len(channels) == 1 and (channel := channels.pop()) is not None:
+                private[index] = channel
+        return private
+
+    def _build_reader(
+        self, target: NodeSpec, slots: tuple[int, ...], channel: str, *, has_channel: bool
+    ) -> ReaderGroup:
+        """The reader of some slots of a group, with the writers from which a chain leads to them."""
+        specs = self.network.specs
+        sources: dict[int, set[AlignedPlates]] = {}
+        visited: set[tuple[int, AlignedPlates]] = set()
+        stack = [self._step(target, k, frozenset(target.group.plates)) for k in slots]
+        while stack:
+            state = stack.pop()
+            if state in visited:
+                continue
+            visited.add(state)
+            index, aligned = state
+            if index in self.writer_index:
+                sources.setdefault(self.writer_index[index], set()).add(aligned)
+            stack += [self._step(specs[index], k, aligned) for k in self.get_linear_positions(specs[index])]
+        chain = tuple(sorted({index for index, _ in visited}))
+        frozen = {writer: frozenset(aligned) for writer, aligned in sorted(sources.items())}
+        is_readout = target.group.index in self.outcomes
+        return ReaderGroup(target, slots, channel, has_channel, frozen, chain, is_readout)
+
+    def _step(self, spec: NodeSpec, slot: int, aligned: AlignedPlates) -> tuple[int, AlignedPlates]:
+        """The parent in a slot, and the plates in which all nodes on the path so far have the same index."""
+        parent = spec.parents[slot]
+        changed = {*parent.over, *dict(parent.pick)}
+        plates = self.network.specs[parent.index].group.plates
+        return parent.index, frozenset(plate for plate in aligned if plate in plates and plate not in changed)
+
+    @cached_property
+    def edges(self) -> EdgeTable:
+        """All edges."""
+        columns: list[IntArray] = []
+        names: list[str] = []
+        writer_names = [self.get_writer_names(w) for w in range(len(self.writer_groups))]
+        for r, reader in enumerate(self.reader_groups):
+            ends = [f" {ARROW} {name}" for name in self.get_reader_names(r)]
+            for w, aligned in reader.sources.items():
+                mask = self._build_unit_mask(reader.target, self.writer_groups[w].spec, aligned)
+                u, v = mask.nonzero()
+                columns.append(np.stack([np.full(len(u), r), u, np.full(len(u), w), v]))
+                starts = writer_names[w]
+                names += [starts[j] + ends[i] for i, j in zip(u.tolist(), v.tolist(), strict=True)]
+        table = np.concatenate(columns, 1) if columns else np.zeros((4, 0), dtype=np.int64)
+        readers, reader_units, writers, writer_units = table
+        return EdgeTable(readers, reader_units, writers, writer_units, tuple(names))
+
+    @cached_property
+    def reader_units(self) -> list[tuple[int, int]]:
+        """The readers: the number of the group, and the unit within it."""
+        return [(r, u) for r, part in enumerate(self.reader_groups) for u in range(len(self.list_units(part.target)))]
+
+    def find_fed_writers(self, reader: int, unit: int) -> set[WriterUnit]:
+        """The writers whose value depends on a reader without a further edge."""
+        return self._fed_writers[reader][unit]
+
+    @cached_property
+    def _fed_writers(self) -> list[list[set[WriterUnit]]]:
+        """The writers that each reader feeds, by the group of readers and the unit."""
+        result = []
+        for part in self.reader_groups:
+            units = len(self.list_units(part.target))
+            fed: list[set[WriterUnit]] = [set() for _ in range(units)]
+            index = part.target.group.index
+            for w, writer in enumerate(self.writer_groups):
+                if writer.spec.group.index == index:
+                    collections = [frozenset(part.target.group.plates)] if part.channel != READOUT else []
+                else:
+                    slots = [
+                        k for k in self.get_reading_positions(writer.spec) if writer.spec.parents[k].index == index
+                    ]
+                    collections = [self._step(writer.spec, k, frozenset(writer.spec.group.plates))[1] for k in slots]
+                if collections:
+                    mask = self._build_unit_mask(part.target, writer.spec, collections)
+                    for u, v in np.argwhere(mask).tolist():
+                        fed[u].add((w, v))
+            result.append(fed)
+        return result
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with a row for each edge: its name, writer, reader, channel, the writer's kind, both slices."""
+        import pandas as pd
+
+        table = self.edges
+        readers = [self.reader_groups[r] for r in table.readers.tolist()]
+        writers = [self.writer_groups[w] for w in table.writers.tolist()]
+        ends = [split_path(name) for name in table.names]
+        return pd.DataFrame(
+            {
+                "edge": list(table.names),
+                "writer": [writer for writer, _ in ends],
+                "reader": [reader for _, reader in ends],
+                "channel": [reader.channel for reader in readers],
+                "kind": [writer.kind for writer in writers],
+                "writer_slice": pd.array([writer.spec.group.slice for writer in writers], dtype="Int64"),
+                "reader_slice": pd.array([reader.target.group.slice for reader in readers], dtype="Int64"),
+            }
+        )
+
+    def _build_unit_mask(self, target: NodeSpec, writer: NodeSpec, collections: Collection[AlignedPlates]) -> BoolArray:
+        """Whether a path leads from a unit of a writer to a unit of a reader, `[reader unit, writer unit]`."""
+        shape = self.count_units(target), self.count_units(writer)
+        if not all(aligned & {*writer.group.plates} for aligned in collections):
+            return np.ones(shape, dtype=bool)
+        targets, writers = (
+            np.array(self.list_units(spec)).reshape(len(self.list_units(spec)), -1) for spec in (target, writer)
+        )
+        mask = np.zeros(shape, dtype=bool)
+        for aligned in collections:
+            plates = [plate for plate in sorted(aligned) if plate in writer.group.plates]
+            first = targets[:, [target.group.plates.index(plate) for plate in plates]]
+            second = writers[:, [writer.group.plates.index(plate) for plate in plates]]
+            mask |= (first[:, None] == second[None]).all(-1)
+        return mask
+
+    def list_units(self, spec: NodeSpec) -> list[tuple[int, ...]]:
+        """The index of each unit of a group along its plates."""
+        sizes = self.network.graph.plate_sizes
+        return list(itertools.product(*(range(sizes[plate]) for plate in spec.group.plates)))
+
+    def count_units(self, spec: NodeSpec) -> int:
+        """The number of units of a group."""
+        return math.prod(self.network.graph.plate_sizes[plate] for plate in spec.group.plates)
+
+    def get_writer_names(self, writer: int) -> list[str]:
+        """The names of the writers of a group."""
+        spec = self.writer_groups[writer].spec
+        return [join_name(spec.group.name, unit) for unit in self.list_units(spec)]
+
+    def get_reader_names(self, reader: int) -> list[str]:
+        """The names of the readers of a group."""
+        part = self.reader_groups[reader]
+        suffix = f"<{part.channel}>" if part.has_channel else ""
+        return [join_name(part.target.group.name, unit) + suffix for unit in self.list_units(part.target)]
+
+
+def find_word_dependent(network: Network) -> frozenset[int]:
+    """The inputs and their descendants."""
+    inputs = {spec.group.index for spec in network.specs if spec.tpm.kind == "input"}
+    return frozenset(inputs | set(network.graph.descendants(inputs)))
+
+
+def _get_channel(spec: NodeSpec, slot: int) -> str:
+    """The name of a slot, without the mark of a collection."""
+    return spec.parents[slot].slot.rstrip(".")
+
+
+def has_words(spec: NodeSpec) -> bool:
+    """Whether a group has a node for each word."""
+    return spec.group.word_stack is not None
+
+
+def is_wordwise_path(network: Network, reader: ReaderGroup) -> bool:
+    """Whether word i of a reader depends only on word i of the linear groups before it."""
+    chain = {*reader.chain}
+    slots = [(reader.target, k) for k in reader.slots]
+    slots += [
+        (network.specs[i], k) for i in reader.chain for k, p in enumerate(network.specs[i].parents) if p.index in chain
+    ]
+    return all(
+        spec.parents[k].reach.kind == "same" and WORD not in (*spec.parents[k].over, *dict(spec.parents[k].pick))
+        for spec, k in slots
+    )
+
+
+def list_linear_groups(structure: EdgeStructure, readers: Sequence[int]) -> list[int]:
+    """The writers and the linear groups before some readers, parents first."""
+    return sorted({index for r in readers for index in structure.reader_groups[r].chain})
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# What each unit of a group of writers adds to a group that sums over them: each head by its own matrix.
+#
+# The zeros of all other heads would be mapped too if each head were a full collection.
+
+
+def adds_units(network: Network, spec: NodeSpec, parent: int) -> bool:
+    """Whether a group adds one term for each unit of a parent group."""
+    plates = network.specs[parent].group.plates
+    slots = [slot for slot in spec.parents if slot.index == parent]
+    is_single = len(slots) == 1 and slots[0].over == plates != () and slots[0].reach.kind == "same"
+    is_plain = all(slot.over in ((), plates) and not slot.pick for slot in spec.parents)
+    return spec.tpm.adds_entries and is_single and is_plain
+
+
+def map_units(state: ExecutionState, structure: EdgeStructure, spec: NodeSpec, parent: int) -> Tensor:
+    """The term of each unit of a parent for which `adds_units` is true, `[unit, *layout, *shape]`.
+
+    Args:
+        state: The run, in which the parent has the values that are mapped.
+        structure: The edges of the net.
+        spec: The group that maps the parent.
+        parent: The parent group.
+
+    Returns:
+        The terms, without the constant of the map.
+    """
+    context, parents = gather_parents(state, spec)
+    linear, rank = structure.get_linear_positions(spec), state.layout.rank
+    inputs, zeros = [], []
+    for k, (slot, value) in enumerate(zip(spec.parents, parents, strict=True)):
+        count, event = len(slot.over), value.shape[rank + len(slot.over) :]
+        if k in linear:
+            zero = value.new_zeros([1] * (1 + rank + count) + list(event))
+            zeros.append(zero)
+            if slot.index != parent:
+                inputs.append(zero)
+                continue
+        entries = value[None]
+        if count:  # the units are a separate dim, and collections have one entry
+            sizes = [structure.network.graph.plate_sizes[plate] for plate in slot.over]
+            full = value.expand(*value.shape[:rank], *sizes, *event)
+            units = full.movedim(list(range(rank, rank + count)), list(range(count))).flatten(0, count - 1)
+            entries = units.reshape(*units.shape[: 1 + rank], *[1] * count, *event)
+        inputs.append(entries)
+        if k not in linear:
+            zeros.append(entries)
+    terms: Tensor = spec.tpm.value(context, *inputs) - spec.tpm.value(context, *zeros)
+    return terms
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The ground arrows along the chains of edges, which figures mark.
+
+
+def iter_chain_arrows(
+    structure: EdgeStructure, ground: GroundGraph, names: Collection[str]
+) -> Iterator[tuple[int, int]]:
+    """Yield the ground arrows, source and target, along the chains of some edges, and from their readers to writers."""
+    table, specs = structure.edges, structure.network.specs
+    retained = {name: k for k, name in enumerate(table.names) if name in set(names)}.values()
+    pairs: dict[tuple[int, int], set[tuple[int | None, int | None]]] = {}  # by groups: the units of both ends
+    writers = {(int(table.writers[k]), int(table.writer_units[k])) for k in retained}
+    for k in retained:
+        reader, unit = structure.reader_groups[table.readers[k]], int(table.reader_units[k])
+        start, target = structure.writer_groups[table.writers[k]].spec.group.index, reader.target.group.index
+        reached = {start}
+        for index in reader.chain:
+            parents = {specs[index].parents[slot].index for slot in structure.get_linear_positions(specs[index])}
+            for parent in parents & reached:
+                pairs.setdefault((parent, index), set()).add(
+                    (int(table.writer_units[k]) if parent == start else None, None)
+                )
+                reached.add(index)
+        for parent in {reader.target.parents[slot].index for slot in reader.slots} & reached:
+            source_unit = int(table.writer_units[k]) if parent == start else None
+            pairs.setdefault((parent, target), set()).add((source_unit, unit))
+        for w, v in structure.find_fed_writers(int(table.readers[k]), unit) & writers:
+            writer = structure.writer_groups[w].spec.group.index
+            if writer != target:
+                pairs.setdefault((target, writer), set()).add((unit, v))
+    for edge, sources, targets in ground.arrows():
+        ends = pairs.get((edge.parent, edge.child))
+        if ends is None:
+            continue
+        source_units, target_units = (
+            _find_units(structure, ground, specs[index], nodes)
+            for index, nodes in ((edge.parent, sources), (edge.child, targets))
+        )
+        chosen = np.zeros(len(sources), dtype=bool)
+        for source_unit, target_unit in ends:
+            is_source = source_units == source_unit if source_unit is not None else np.ones_like(chosen)
+            is_target = target_units == target_unit if target_unit is not None else np.ones_like(chosen)
+            chosen |= is_source & is_target
+        yield from zip(sources[chosen].tolist(), targets[chosen].tolist(), strict=True)
+
+
+def _find_units(structure: EdgeStructure, ground: GroundGraph, spec: NodeSpec, nodes: IntArray) -> IntArray:
+    """The unit of each ground node of a group."""
+    shape, count = ground.shapes[spec.group.index], len(structure.list_units(spec))
+    units: IntArray = (nodes - int(ground.offsets[spec.group.index])) // (int(np.prod(shape, dtype=np.int64)) // count)
+    return units

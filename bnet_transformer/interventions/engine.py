@@ -1,0 +1,759 @@
+"""The engine of a sweep: the metric of all cells, in chunks that fit in memory, or one sentence and run at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from bnet_transformer import reference
+from bnet_transformer._core.process import check_cancelled
+from bnet_transformer._core.tensors import BoolArray, IntArray
+from bnet_transformer.compiler.gather import ExecutionState
+from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.errors import EvidenceError, UnsupportedError
+from bnet_transformer.graph import ancestors
+from bnet_transformer.inference.posteriors import joint_log_probs, joint_posterior
+from bnet_transformer.inference.query import Obstacle, Query
+from bnet_transformer.inference.values import NodeEvaluator
+from bnet_transformer.interventions.ablation import Ablation
+from bnet_transformer.interventions.cells import (
+    EdgeCells,
+    PatchCells,
+    PatchSites,
+    WordAlignment,
+    group_paths,
+    is_index_valued,
+)
+from bnet_transformer.interventions.edge_patches import (
+    compute_edge_patches,
+    find_effective_edges,
+    get_writer_values,
+    spread_nodes,
+)
+from bnet_transformer.interventions.examples import Examples, Metric, Overrides
+from bnet_transformer.interventions.patched_run import (
+    GroupPatch,
+    NeededPositions,
+    PatchedRun,
+    build_patch,
+    count_outcome_values,
+    estimate_bytes,
+    find_needed_positions,
+    select_cells,
+)
+from bnet_transformer.interventions.routing import (
+    EnumeratedChoices,
+    enumerate_choices,
+    find_obstacles,
+    find_set_groups,
+    find_shared_obstacle,
+    find_source_groups,
+)
+from bnet_transformer.reference import AttentionRow, GroundModel, find_open_choices, locate_node
+
+# --------------------------------------------------------------------------------------------------------------------
+# Runs between the base run and the source run, for integrated gradients (Sundararajan, Taly and Yan 2017).
+#
+# The inputs are interpolated, not the nodes that cells set: the node groups with real values at which the difference
+# between the runs begins. These are inputs and nodes set by `do` with real values. Where an input is an index, such as
+# a
+# token, they are the first nodes with real values below it, such as the embedding of the token. All other nodes are
+# computed from the interpolated ones.
+
+
+@dataclass(frozen=True)
+class InputDifference:
+    """The interpolated nodes, with their values in the base run and the difference of the source run.
+
+    Args:
+        values: For each group its values in the base run, `[example, *plates, word, *shape]`.
+        differences: The values in the source run minus these.
+        masks: The nodes that are interpolated, `[1, *plates, word]`.
+    """
+
+    values: Mapping[int, Tensor]
+    differences: Mapping[int, Tensor]
+    masks: Mapping[int, Tensor]
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def interpolate(self, fraction: float) -> Overrides:
+        """The values of the interpolated nodes at a fraction of the way from the base run to the source run."""
+        return {
+            group: (
+                value + fraction * self.differences[group],
+                self.masks[group].expand(len(value), *self.masks[group].shape[1:]),
+            )
+            for group, value in self.values.items()
+        }
+
+
+def find_interpolation_groups(models: Iterable[GroundModel], needed: NeededPositions) -> frozenset[int]:
+    """The groups at which a difference between two sentences may begin, and those that read an index there."""
+    starts, reached = set[int](), set[int]()
+    for model in models:
+        network = model.network
+        set_groups = {model.ground.group_of(node).index for node in model.do}
+        for index in sorted(needed.ancestor_words):  # parents before children
+            spec = network.specs[index]
+            if spec.tpm.kind == "input" or index in set_groups:
+                starts.add(index)
+            if index in reached and not spec.tpm.is_random:
+                starts.add(index)
+            if index in starts and is_index_valued(spec):
+                reached |= {edge.child for edge in network.graph.out_edges[index]} & needed.ancestor_words.keys()
+    return frozenset(starts)
+
+
+def find_input_difference(
+    run: PatchedRun, source: ExecutionState, source_examples: Examples, alignment: WordAlignment
+) -> InputDifference:
+    """Find the nodes with real values at which the difference between two runs begins.
+
+    Args:
+        run: The base run, with the values of all groups of `find_interpolation_groups`.
+        source: The source run, with the same groups.
+        source_examples: The sentences of the source run.
+        alignment: The source word of each base word; words without one have no difference.
+
+    Returns:
+        These nodes and their values; no group if the runs do not differ there.
+    """
+    model = run.examples.model
+    ground, specs = model.ground, model.network.specs
+    roots = {*model.do, *_find_set_nodes(model, source_examples.model)}
+    marked = {index: np.zeros(_count_nodes(model, index), dtype=np.bool_) for index in run.needed.ancestor_words}
+    for node in roots:
+        group = ground.group_of(node).index
+        if group in marked:
+            marked[group][node - int(ground.offsets[group])] = True
+    values, differences, masks = dict[int, Tensor](), dict[int, Tensor](), dict[int, Tensor]()
+    for index in sorted(marked):
+        spec, mask = specs[index], marked[index] | (specs[index].tpm.kind == "input")
+        mask = mask & (alignment.align_nodes(index, np.arange(len(mask))) >= 0)
+        if not mask.any() or index not in run.base.values or index not in source.values:
+            continue
+        base_values, delta, differs = _compare_values(run, source, index, mask, alignment)
+        if not differs.any():
+            continue
+        if is_index_valued(spec):
+            for node in np.flatnonzero(differs).tolist():
+                for child in ground.children(int(ground.offsets[index]) + node):
+                    group = ground.group_of(child).index
+                    if group in marked and not specs[group].tpm.is_random:
+                        marked[group][child - int(ground.offsets[group])] = True
+            continue
+        shape = (len(run.examples), *ground.shapes[index], *spec.shape)
+        values[index], differences[index] = base_values.reshape(shape), delta.reshape(shape)
+        masks[index] = torch.from_numpy(differs).reshape(1, *ground.shapes[index]).to(base_values.device)
+    return InputDifference(values, differences, masks)
+
+
+def _find_set_nodes(base: GroundModel, source: GroundModel) -> list[int]:
+    """The ids in the base of the nodes that `do` sets in the source."""
+    names = (source.ground.name(node) for node in source.do)
+    template, counts = base.ground.template, base.ground.word_counts
+    return [base.ground.id(name) for name in names if template.parse_name(name, counts) is not None]
+
+
+def _count_nodes(model: GroundModel, index: int) -> int:
+    """The number of nodes of a group."""
+    return math.prod(model.ground.shapes[index])
+
+
+def _compare_values(
+    run: PatchedRun, source: ExecutionState, index: int, mask: BoolArray, alignment: WordAlignment
+) -> tuple[Tensor, Tensor, BoolArray]:
+    """The base values of all nodes of a group, the source values minus these, and the mask of nodes that differ."""
+    nodes = np.flatnonzero(mask)
+    patch = build_patch(run, source, PatchSites(index, np.zeros_like(nodes), nodes), alignment)
+    base = run.get_base_values(index, patch).detach()  # [node, 1 or N, *shape]
+    delta = run.get_patch_values(index, patch).detach() - base
+    count = len(run.examples)
+    full_base = base.new_zeros(len(mask), count, *base.shape[2:])
+    full_delta = torch.zeros_like(full_base, dtype=delta.dtype)
+    full_base[nodes], full_delta[nodes] = (
+        base.expand(-1, count, *base.shape[2:]),
+        delta.expand(-1, count, *delta.shape[2:]),
+    )
+    differs: BoolArray = (full_delta != 0).reshape(len(mask), -1).any(-1).cpu().numpy()
+    return full_base.transpose(0, 1), full_delta.transpose(0, 1), differs
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sequential evaluation of cells that cannot share a run: one sentence and one run at a time.
+#
+# Such cells change recurrent groups, or values on which latent choices depend. Outcomes are exact: the interventions of
+# a
+# cell are applied to each sentence, which is evaluated by the algorithms of single sentences.
+
+
+def compute_outcomes(module: CompiledModule, model: GroundModel, nodes: Sequence[int]) -> list[Tensor]:
+    """The outcome of each node: `log P` if it is discrete, its mean if it is continuous, else its mean value."""
+    return [_compute_outcome(module, model, node) for node in nodes]
+
+
+def stack_outcomes(nodes: Sequence[int], outcomes: Sequence[Sequence[Sequence[Tensor]]]) -> dict[int, Tensor]:
+    """Stack outcomes by cell, example and node into `[cell, example, *shape]` of each node."""
+    return {
+        node: torch.stack([torch.stack([values[k] for values in examples]) for examples in outcomes])
+        for k, node in enumerate(nodes)
+    }
+
+
+def _compute_outcome(module: CompiledModule, model: GroundModel, node: int) -> Tensor:
+    """The outcome of one node."""
+    spec = locate_node(model, node)[0]
+    if node in model.do:
+        value: Tensor = model.do[node]
+        return value
+    model = _drop_batched_values(model, node)
+    evaluator = NodeEvaluator(module, model, {})
+    if spec.tpm.kind == "discrete":
+        if spec.parents and not find_open_choices(model, reference.parents(model, node), {}):
+            log_probs: Tensor = evaluator.distribution(node).logits.double()  # type: ignore[attr-defined]
+            return log_probs
+        return joint_posterior(Query(module, model, nodes=(node,))).log()
+    if not spec.tpm.is_random:
+        return _average_over_choices(module, model, [node], evaluator.value(node), len(spec.shape))
+    mean = evaluator.distribution(node).mean
+    return _average_over_choices(module, model, reference.parents(model, node), mean, len(spec.shape))
+
+
+def _drop_batched_values(model: GroundModel, node: int) -> GroundModel:
+    """The model without the set values that have a row for each state of a latent choice.
+
+    Such a value was set below a choice that does not affect outcomes, so it cannot be an ancestor of the node.
+    """
+    batched = {
+        n for n, v in model.do.items() if v.is_floating_point() and v.dim() > len(locate_node(model, n)[0].shape)
+    }
+    if not batched or batched & {*ancestors(model.ground, [node])}:
+        return model
+    return replace(model, do={n: v for n, v in model.do.items() if n not in batched})
+
+
+def _average_over_choices(
+    module: CompiledModule, model: GroundModel, nodes: Sequence[int], value: Tensor, event_dim: int
+) -> Tensor:
+    """The mean of a value `[*states, *shape]` over the latent choices on which it depends: `[*shape]`."""
+    open_choices = find_open_choices(model, nodes, {})
+    if not open_choices or value.dim() == event_dim:
+        return value
+    probs = joint_log_probs(Query(module, model, nodes=tuple(open_choices))).exp().to(value.dtype)
+    mean: Tensor = torch.tensordot(probs, value.flatten(0, value.dim() - event_dim - 1), 1)
+    return mean
+
+
+@dataclass
+class SequentialSweep:
+    """Computes cells by interventions on the base sentences, one sentence at a time.
+
+    Args:
+        source: The sentences that provide the values; None for an ablation.
+        base: The sentences that are patched.
+        alignment: The word of the source from which each word of the base takes its values.
+        cells: What each cell sets.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
+        ablation_value: The value of an ablation, by example and node.
+    """
+
+    source: Examples | None
+    base: Examples
+    alignment: WordAlignment
+    cells: PatchCells
+    outcome_nodes: Sequence[int]
+    ablation_value: Callable[[int, int], Tensor] | None = None
+    _evaluators: dict[tuple[bool, int], NodeEvaluator] = field(default_factory=dict)
+    _base_outcomes: dict[int, list[Tensor]] = field(default_factory=dict)
+
+    def compute_outcomes(self, cell: int) -> list[list[Tensor]]:
+        """The outcomes with a cell set, by example and node; cached if the cell changes no value."""
+        results = []
+        for n, model in enumerate(self.base.models):
+            interventions = {**self._resolve_sites(cell, n), **self._resolve_paths(cell, n)}
+            changes = any(
+                isinstance(v, AttentionRow) or not torch.equal(v, self._get_value(False, n, k))
+                for k, v in interventions.items()
+            )
+            if changes or n not in self._base_outcomes:
+                patched = model.surgery(interventions) if changes else model
+                outcomes = compute_outcomes(self.base.module, patched, self.outcome_nodes)
+                if not changes:
+                    self._base_outcomes[n] = outcomes
+            results.append(outcomes if changes else self._base_outcomes[n])
+        return results
+
+    def _resolve_sites(self, cell: int, n: int) -> dict[int, Tensor | AttentionRow]:
+        """The values, or rows of attention, that a cell sets in example `n`, by node."""
+        patches: dict[int, Tensor | AttentionRow] = {}
+        for sites in self.cells.sites:
+            offset = int(self.base.model.ground.offsets[sites.group])
+            for k in (sites.cells == cell).nonzero()[0]:
+                node = offset + int(sites.nodes[k])
+                if not sites.is_attention:
+                    patches[node] = (
+                        self._get_single_value(True, n, node)
+                        if self.ablation_value is None
+                        else self.ablation_value(n, node)
+                    )
+                elif sites.read_words is None:
+                    patches[node] = AttentionRow(self._get_attention_row(True, n, node))
+                else:
+                    before = patches[node].weights if node in patches else self._get_attention_row(False, n, node)  # type: ignore[union-attr]
+                    row, j = before.clone(), int(sites.read_words[k])
+                    row[j] = self._get_attention_row(True, n, node)[j]
+                    patches[node] = AttentionRow(row)
+        return patches
+
+    def _resolve_paths(self, cell: int, n: int) -> dict[int, Tensor]:
+        """The values that the paths of a cell transmit to their last nodes in example `n`, by node."""
+        ends: dict[int, list[tuple[int, ...]]] = {}
+        for path in self.cells.paths:
+            if path.cell == cell:
+                ends.setdefault(path.nodes[-1], []).append(path.nodes)
+        patches = {}
+        for end, paths in ends.items():
+            sent = {path[0]: self._get_single_value(True, n, path[0]) for path in paths}
+            for step in range(1, len(paths[0])):
+                child = paths[0][step]
+                sent = {child: self._compute_child(n, child, sent)}
+            patches[end] = sent[end]
+        return patches
+
+    def _compute_child(self, n: int, child: int, parent_values: dict[int, Tensor]) -> Tensor:
+        """The value of a node in the base run with these values of some parents, `[*shape]`."""
+        model = self.base.models[n]
+        parents = [p for p in reference.parents(model, child) if not locate_node(model, p)[0].tpm.is_random]
+        values = {p: self._get_single_value(False, n, p) for p in parents if p not in parent_values}
+        evaluator = NodeEvaluator(self.base.module, model.surgery({**values, **parent_values}), {})
+        return self._check_single_value(child, evaluator.value(child))
+
+    def _get_evaluator(self, is_source: bool, n: int) -> NodeEvaluator:
+        """The cached evaluator of example `n` of the source or the base sentences."""
+        if (is_source, n) not in self._evaluators:
+            examples = self.source if is_source else self.base
+            assert examples is not None
+            self._evaluators[is_source, n] = NodeEvaluator(examples.module, examples.models[n], {})
+        return self._evaluators[is_source, n]
+
+    def _align(self, node: int) -> int:
+        """The id in the source sentences of a node that cells set."""
+        aligned = self.alignment.align_node(node)
+        assert aligned is not None  # cells without a source do not exist
+        return aligned
+
+    def _get_value(self, is_source: bool, n: int, node: int) -> Tensor:
+        """The value of a node in the source or the base run, `[*states, *shape]` if it depends on latent choices."""
+        evaluator = self._get_evaluator(is_source, n)
+        node = self._align(node) if is_source else node
+        return evaluator.model.do[node] if node in evaluator.model.do else evaluator.value(node)
+
+    def _get_single_value(self, is_source: bool, n: int, node: int) -> Tensor:
+        """The value of a node, `[*shape]`; an error if it depends on latent choices."""
+        return self._check_single_value(node, self._get_value(is_source, n, node))
+
+    def _check_single_value(self, node: int, value: Tensor) -> Tensor:
+        """The value of a node, `[*shape]`; an error if it has more dims, for the states of latent choices."""
+        if value.is_floating_point() and tuple(value.shape) != locate_node(self.base.model, node)[0].shape:
+            name = self.base.model.ground.name(node)
+            hint = "Set the choices on which it depends in both runs, by do"
+            raise EvidenceError(name, expected="one value", actual="a value for each state of a choice", hint=hint)
+        return value
+
+    def _get_attention_row(self, is_source: bool, n: int, node: int) -> Tensor:
+        """The row of attention `P(j | i)` of a node, `[word j]`."""
+        evaluator = self._get_evaluator(is_source, n)
+        spec, index = locate_node(evaluator.model, node)
+        assert spec.group.step is not None
+        table = evaluator.attention(spec.group.step, spec.group.stem)
+        return table[index]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The engine of a sweep: the metric of all cells, in chunks that fit in memory.
+#
+# The *base* run is patched, and the *source* run provides the values: the corrupt and the clean run, or the reverse
+# with
+# `direction="noise"`. A cell that sets its nodes to their values in the base run is not run again.
+
+
+Outcomes = dict[int, Tensor]
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """How the cells of a sweep are computed.
+
+    Args:
+        memory: The maximum number of bytes that are used at once.
+        first_order: Whether effects are estimated from gradients and no cell is run.
+        steps: The number of interpolated runs whose gradients are averaged; 0 for the gradient at the base run.
+        is_noise: Whether corrupt values are patched into the clean run.
+        convention: The points at which gradients are averaged: those of `interpolation`, or of a package.
+    """
+
+    memory: int
+    first_order: bool = False
+    steps: int = 0
+    is_noise: bool = False
+    convention: str | None = None
+
+    @property
+    def side_names(self) -> tuple[str, str]:
+        """The names of the source and of the base sentences."""
+        return ("corrupt", "clean") if self.is_noise else ("clean", "corrupt")
+
+
+@dataclass
+class BaseRun:
+    """The base run, the patches of cells and the outcomes of the source run, in one joint state of the choices."""
+
+    run: PatchedRun
+    patches: dict[int, list[GroupPatch]]
+    effective_cells: IntArray  # the cells that change the value of a node
+    source: ExecutionState | None
+    source_outcomes: Outcomes | None
+    difference: InputDifference | None = None  # between the inputs of both runs, for integrated gradients
+    edges: EdgeCells | None = None
+    differences: dict[int, Tensor] = field(default_factory=dict)  # what each group of writers writes, source minus base
+
+    def compute_outcomes(self, cells: IntArray) -> Outcomes:
+        """The outcomes of some cells, `[cell, example, *shape]`; cells without an effect are not patched."""
+        mask = np.isin(cells, self.effective_cells)
+        patches = select_cells(self.patches, cells[mask], np.flatnonzero(mask))
+        if self.edges is not None:
+            numbers = np.full(int(cells.max(initial=-1)) + 1, -1)
+            numbers[cells[mask]] = np.flatnonzero(mask)
+            inside = self.edges.select(np.isin(self.edges.cells, cells[mask])).renumber_cells(numbers)
+            if len(inside.cells):
+                node_patches, outcome_patches = compute_edge_patches(self.run, self.differences, inside)
+                for group, sent in node_patches.items():
+                    patches.setdefault(group, []).extend(sent)
+                return self.run.compute_outcomes(len(cells), patches, outcome_patches)
+        return self.run.compute_outcomes(len(cells), patches)
+
+
+@dataclass
+class ExampleBatch:
+    """A batch of examples that share one run, and the outcomes of cells in them.
+
+    Args:
+        source: The sentences that provide the values; None for an ablation.
+        base: The sentences that are patched, as many as the others.
+        alignment: The word of the source from which each word of the base takes its values.
+        cells: What each cell sets.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
+        options: How the cells are computed.
+        ablation: The values that replace those of a source.
+        first_example: The number of the first example in the sweep.
+        should_cache: Whether the runs of all batches fit in memory, so that they are computed once.
+    """
+
+    source: Examples | None
+    base: Examples
+    alignment: WordAlignment
+    cells: PatchCells
+    outcome_nodes: tuple[int, ...]
+    options: SweepOptions
+    ablation: Ablation | None = None
+    first_example: int = 0
+    should_cache: bool = True
+    source_outcome_nodes: tuple[int, ...] | None = field(init=False)  # None if the source has no metric
+    choices: EnumeratedChoices = field(init=False)
+    needed: NeededPositions = field(init=False)
+    source_needed: NeededPositions = field(init=False)
+    has_shared_run: bool = field(init=False)
+    source_obstacles: dict[int, Obstacle] = field(init=False)  # cells whose values a shared run cannot provide
+    obstacles: dict[int, Obstacle] = field(init=False)  # these, and cells whose changes a shared run cannot compute
+    sequential_cells: set[int] = field(init=False)  # those of these cells that change the value of a node
+    _base_runs: list[BaseRun] = field(init=False, default_factory=list)
+
+    def __post_init__(self) -> None:
+        has_source = self.source is not None
+        self.source_outcome_nodes = self.alignment.align_outcomes(self.outcome_nodes) if has_source else None
+        self.choices = self._enumerate_choices()
+        states = next(iter(self.choices))  # the structure is the same in every state
+        base = self.base.with_choices(states)
+        self.needed = self.source_needed = find_needed_positions(base.model, self.outcome_nodes)
+        sides_needed = [(base, self.needed)]
+        if self.source is not None:
+            source = self.source.with_choices(states)
+            if not self.alignment.is_identity or source.model.do.keys() != base.model.do.keys():
+                self.source_needed = find_needed_positions(source.model, self.source_outcome_nodes or ())
+            sides_needed.append((source, self.source_needed))
+        shared_obstacle = find_shared_obstacle(sides_needed)
+        self.has_shared_run = shared_obstacle is None
+        if shared_obstacle is None:
+            first_order = self.options.first_order
+            self.source_obstacles, changes = find_obstacles(sides_needed, self.cells, first_order=first_order)
+            self.obstacles = {**changes, **self.source_obstacles}
+        else:
+            self.obstacles = self.source_obstacles = dict.fromkeys(self.cells.cell_ids.tolist(), shared_obstacle)
+        self.sequential_cells = set(self.obstacles)
+        self._check_edges()
+
+    def _check_edges(self) -> None:
+        """Raise an error for edges that cannot share a run."""
+        edges = self.cells.edges
+        obstacle = None if edges is None else next((self.obstacles.get(c) for c in edges.cells.tolist()), None)
+        if obstacle is not None:
+            raise UnsupportedError(f"at='edges': edges cannot share a run, because {obstacle}")
+
+    def _enumerate_choices(self) -> EnumeratedChoices:
+        """The latent choices of both runs that are enumerated."""
+        touched = [*self.cells.get_patched_nodes(self.base.model), *(path.nodes[0] for path in self.cells.paths)]
+        if self.cells.edges is not None:
+            specs, ground = self.base.model.network.specs, self.base.model.ground
+            touched += [int(ground.offsets[i]) for i in self.cells.edges.targets if not specs[i].tpm.is_random]
+        names = self.options.side_names
+        if self.alignment.has_equal_lengths:
+            return enumerate_choices(self.source, self.base, touched, self.outcome_nodes, names)
+        assert self.source is not None
+        choices = enumerate_choices(None, self.base, touched, self.outcome_nodes, names)
+        aligned = [source for node in touched if (source := self.alignment.align_node(node)) is not None]
+        source_choices = enumerate_choices(None, self.source, aligned, self.source_outcome_nodes or (), names)
+        open_choices = [
+            model.ground.name(n)
+            for c, model in ((choices, self.base.model), (source_choices, self.source.model))
+            for n in c.nodes
+        ]
+        if open_choices:
+            reason = "sentences of unequal lengths with latent choices cannot be swept"
+            raise UnsupportedError(reason, hint=f"Set {', '.join(dict.fromkeys(open_choices))} by do")
+        return choices
+
+    def compute_outcomes(self, cells: IntArray, *, is_sequential: bool) -> Outcomes:
+        """The outcomes of some cells, averaged over the choices: `[cell, example, *shape]`."""
+        if is_sequential:
+            return self.marginalize([self._compute_cells_sequentially(states, cells) for states in self.choices])
+        return self.marginalize([base_run.compute_outcomes(cells) for base_run in self.iter_base_runs()])
+
+    def iter_base_runs(self) -> Iterable[BaseRun]:
+        """Iterate over the base runs, one for each joint state of the choices; cached if they fit in memory."""
+        if self.should_cache and not self._base_runs:
+            self._base_runs = [self._build_base_run(states) for states in self.choices]
+        return self._base_runs or map(self._build_base_run, self.choices)
+
+    def compute_base_outcomes(self) -> tuple[Outcomes, Outcomes | None]:
+        """The outcomes of the base run, and of the source run if there are any: `[1, example, *shape]` each.
+
+        The outcomes of the source have the ids of the nodes in the base.
+        """
+        nodes = self.source_outcome_nodes
+        if not self.has_shared_run:
+            has_metric = self.source is not None and nodes is not None
+            source = self._compute_base_sequentially(self.source, nodes) if has_metric else None  # type: ignore[arg-type]
+            return self._compute_base_sequentially(self.base, self.outcome_nodes), source
+        bases, sources, effective = list[Outcomes](), list[Outcomes](), set[int]()
+        for base_run in self.iter_base_runs():
+            bases.append(base_run.run.compute_base_outcomes())
+            sources += [] if base_run.source_outcomes is None else [base_run.source_outcomes]
+            effective.update(base_run.effective_cells.tolist())
+        # An obstacle to computing the changes of a cell does not matter if the cell changes no value.
+        self.sequential_cells = {*self.source_obstacles, *(self.obstacles.keys() & effective)}
+        return self.marginalize(bases), self.marginalize(sources) if sources else None
+
+    def has_log_probs(self, node: int) -> bool:
+        """Whether the outcome of a node is its log probabilities."""
+        return locate_node(self.base.model, node)[0].tpm.kind == "discrete" and node not in self.base.model.do
+
+    def marginalize(self, outcomes: Sequence[Mapping[int, Tensor]]) -> Outcomes:
+        """The outcomes, averaged over the joint states of the choices."""
+        marginals = {}
+        for node in self.outcome_nodes:
+            is_discrete = self.has_log_probs(node)
+            marginals[node] = self.choices.marginalize([by_node[node] for by_node in outcomes], is_discrete=is_discrete)
+        return marginals
+
+    def _build_base_run(self, states: Mapping[int, Tensor]) -> BaseRun:
+        """Build the runs in one joint state of the choices; one source run has outcomes and the values to patch."""
+        base, first_order = self.base.with_choices(states), self.options.first_order
+        cells = _drop_cells(self.cells, self.source_obstacles)
+        sources = frozenset(
+            find_source_groups(base.model, cells) - {sites.group for sites in cells.sites if sites.is_attention}
+        )
+        if self.options.steps:
+            models = [base.model, *([] if self.source is None else [self.source.model])]
+            sources |= find_interpolation_groups(models, self.needed)
+        gradient_groups = self._find_gradient_groups(cells) if first_order else frozenset()
+        run = PatchedRun(base, self.needed, sources, gradient_groups=gradient_groups)
+        patches: dict[int, list[GroupPatch]] = {}
+        if self.ablation is not None:
+            for sites in cells.sites:
+                patches.setdefault(sites.group, []).append(self._build_ablation_patch(run, sites, self.ablation))
+            return self._add_edges(BaseRun(run, patches, find_effective_cells(run, patches), None, None), cells.edges)
+        assert self.source is not None
+        attention_groups = frozenset(sites.group for sites in cells.sites if sites.is_attention)
+        source_run = PatchedRun(self.source.with_choices(states), self.source_needed, sources, attention_groups)
+        source, nodes, outcomes = source_run.base, self.source_outcome_nodes, None
+        if nodes is not None:
+            by_node = source_run.compute_base_outcomes()
+            outcomes = {node: by_node[peer] for node, peer in zip(self.outcome_nodes, nodes, strict=True)}
+        for sites in cells.sites:
+            patches.setdefault(sites.group, []).append(build_patch(run, source, sites, self.alignment))
+        if cells.paths and not first_order:
+            with torch.no_grad():
+                sent = run.patch_paths(
+                    group_paths(cells.paths),
+                    lambda sites: build_patch(run, source, sites, self.alignment),
+                    self.options.memory,
+                )
+            for group, group_patches in sent.items():
+                patches.setdefault(group, []).extend(group_patches)
+        difference = None
+        if self.options.steps:
+            difference = find_input_difference(run, source, source_run.examples, self.alignment)
+        effective = find_effective_cells(run, patches)
+        return self._add_edges(BaseRun(run, patches, effective, source, outcomes, difference), cells.edges)
+
+    def _find_gradient_groups(self, cells: PatchCells) -> frozenset[int]:
+        """The groups at which a gradient is needed; a readout has the gradient of the metric itself."""
+        groups = find_set_groups(self.base.model, cells)
+        if cells.edges is not None:
+            readouts = {self.base.model.ground.group_of(node).index for node in self.outcome_nodes}
+            groups -= readouts - {sites.group for sites in cells.sites}
+        return frozenset(groups)
+
+    @torch.no_grad()
+    def _add_edges(self, base_run: BaseRun, edges: EdgeCells | None) -> BaseRun:
+        """A base run with the differences of the writers of edges."""
+        if edges is None:
+            return base_run
+        run = base_run.run
+        differences = {}
+        for w in edges.writers:
+            base = get_writer_values(edges.structure, run.base, w)
+            if base_run.source is not None:
+                differences[w] = get_writer_values(edges.structure, base_run.source, w) - base
+                continue
+            writer = edges.structure.writer_groups[w]
+            if writer.is_part or self.ablation is None:
+                hint = "Use sentences on both sides, or name edges of other writers"
+                name = writer.spec.group.name
+                raise UnsupportedError(f"at='edges': an ablation cannot set a part of {name}", hint=hint)
+            index = writer.spec.group.index
+            nodes = np.arange(len(run.examples.model.ground.select_nodes(writer.spec.group)))
+            values = self.ablation.get_values(run, self.first_example, index, nodes)
+            differences[w] = spread_nodes(run, index, values.to(base)) - base
+        effective = np.union1d(base_run.effective_cells, find_effective_edges(run, differences, edges))
+        return replace(base_run, edges=edges, differences=differences, effective_cells=effective)
+
+    def _build_ablation_patch(self, run: PatchedRun, sites: PatchSites, ablation: Ablation) -> GroupPatch:
+        """The patch of an ablation in one node group."""
+        nodes, inverse = np.unique(sites.nodes, return_inverse=True)
+        source = ablation.get_values(run, self.first_example, sites.group, nodes)[:, torch.from_numpy(inverse)]
+        patch = build_patch(run, run.base, replace(sites, is_attention=False))
+        return replace(patch, source=source.to(patch.source), is_per_node=True)
+
+    def _compute_base_sequentially(self, examples: Examples, nodes: Sequence[int]) -> Outcomes:
+        """The outcomes of sentences that are run one at a time, by the ids of the base: `[1, example, *shape]`."""
+        sides = (examples.with_choices(states) for states in self.choices)
+        by_state = [[compute_outcomes(side.module, model, nodes) for model in side.models] for side in sides]
+        return self.marginalize([stack_outcomes(self.outcome_nodes, [rows]) for rows in by_state])
+
+    def _compute_cells_sequentially(self, states: Mapping[int, Tensor], cells: IntArray) -> Outcomes:
+        """The outcomes of cells that run one at a time: `[cell, example, *shape]`."""
+        base = self.base.with_choices(states)
+        source = None if self.source is None else self.source.with_choices(states)
+        ablation = self.ablation
+        values = (
+            None if ablation is None else lambda example, node: ablation.get_value(self.first_example + example, node)
+        )
+        runner = SequentialSweep(source, base, self.alignment, self.cells, self.outcome_nodes, values)
+        return stack_outcomes(self.outcome_nodes, [runner.compute_outcomes(int(cell)) for cell in cells])
+
+
+def _drop_cells(cells: PatchCells, dropped: Collection[int]) -> PatchCells:
+    """The cells without the sites and the paths of dropped cells."""
+    remaining = tuple(sites for sites in cells.sites if not np.isin(sites.cells, list(dropped)).all())
+    return replace(  # edges are never dropped: an obstacle to an edge is an error
+        cells, sites=remaining, paths=tuple(path for path in cells.paths if path.cell not in dropped)
+    )
+
+
+def find_effective_cells(run: PatchedRun, patches: Mapping[int, Sequence[GroupPatch]]) -> IntArray:
+    """The cells that change the value of a node in some example; all cells that set attention are included."""
+    effective = []
+    for group, group_patches in patches.items():
+        for patch in group_patches:
+            differs = torch.ones(len(patch.cells), dtype=torch.bool)
+            if not patch.is_attention:
+                differs = (
+                    (run.get_base_values(group, patch) != run.get_patch_values(group, patch))
+                    .reshape(len(patch.cells), -1)
+                    .any(-1)
+                    .cpu()
+                )
+            effective.append(patch.cells[differs].numpy())
+    cell_ids: IntArray = np.unique(np.concatenate(effective)) if effective else np.zeros(0, dtype=np.int64)
+    return cell_ids
+
+
+@dataclass(frozen=True)
+class CellOutcomes:
+    """The metric of the runs of a sweep.
+
+    Args:
+        values: The metric with each cell patched, `[*axes, example]`.
+        source: The metric of the source run, `[example]`; None without one.
+        base: The metric of the base run, `[example]`.
+        is_stationary: Whether the gradient of the metric from which the values are estimated is zero up to rounding,
+            `[example]`; False for values of runs.
+    """
+
+    values: Tensor
+    source: Tensor | None
+    base: Tensor
+    is_stationary: Tensor
+
+
+def run_cells(
+    batches: Sequence[ExampleBatch], metric: Metric, cells: PatchCells, progress: bool | None
+) -> CellOutcomes:
+    """Run every cell in every example."""
+    source, base = evaluate_base_runs(batches, metric)
+    cell_ids = cells.cell_ids
+    is_isolated = np.isin(cell_ids, list(set().union(*(batch.sequential_cells for batch in batches))))
+    values = torch.full((int(np.prod(cells.shape, dtype=np.int64)), len(base)), torch.nan, dtype=torch.float64)
+    model, memory = batches[0].base.model, batches[0].options.memory
+    cell_bytes, _ = estimate_bytes(model, batches[0].needed)
+    size = max(1, memory // (cell_bytes * max(len(batch.base) for batch in batches)))
+    outcome_bytes = (
+        3
+        * model.network.dtype.itemsize
+        * sum(count_outcome_values(model, locate_node(model, node)[0]) for node in metric.nodes)
+    )
+    size = max(1, min(size, memory // (outcome_bytes * len(base))))
+    hide = None if progress is None else not progress
+    with tqdm(total=len(cell_ids), disable=hide, unit="cell", leave=False) as bar:
+        for is_sequential in (False, True):
+            selected = cell_ids[is_isolated == is_sequential]
+            for start in range(0, len(selected), size):
+                check_cancelled()
+                chunk = selected[start : start + size]
+                outcomes = [batch.compute_outcomes(chunk, is_sequential=is_sequential) for batch in batches]
+                values[torch.from_numpy(chunk)] = evaluate_metric(metric, outcomes)
+                bar.update(len(chunk))
+    is_stationary = torch.zeros(len(base), dtype=torch.bool)
+    return CellOutcomes(values.reshape(*cells.shape, -1), source, base, is_stationary)
+
+
+def evaluate_base_runs(batches: Sequence[ExampleBatch], metric: Metric) -> tuple[Tensor | None, Tensor]:
+    """The metric of the source run, if it has one, and of the base run: `[example]`."""
+    base_outcomes = [batch.compute_base_outcomes() for batch in batches]
+    sources = [outcomes for _, outcomes in base_outcomes if outcomes is not None]
+    base = evaluate_metric(metric, [outcomes for outcomes, _ in base_outcomes])[0]
+    return evaluate_metric(metric, sources)[0] if sources else None, base
+
+
+def evaluate_metric(metric: Metric, batch_outcomes: Sequence[Mapping[int, Tensor]]) -> Tensor:
+    """The metric, `[cell, example]`, of the outcomes of the batches."""
+    return metric({node: torch.cat([outcomes[node] for outcomes in batch_outcomes], 1) for node in metric.nodes})

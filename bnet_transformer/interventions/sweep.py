@@ -1,0 +1,677 @@
+"""Sweeps: patch many nodes, attention rows, arrows or paths in one batch, and measure the effect on a metric."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import check_choice, check_int, check_seed
+from bnet_transformer._core.naming import WORD, split_path
+from bnet_transformer._core.process import translate_memory_errors
+from bnet_transformer._core.tensors import IntArray, enable_gradients
+from bnet_transformer.cost import cost
+from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.do_values import Mean, Noise, Zero
+from bnet_transformer.inference.plan import Route, format_fault
+from bnet_transformer.interventions.ablation import Ablation
+from bnet_transformer.interventions.cells import (
+    READ,
+    PatchCells,
+    WordAlignment,
+    align_labels,
+    flag_special_positions,
+    is_index_valued,
+    parse_words,
+)
+from bnet_transformer.interventions.edge_attribution import estimate_cells
+from bnet_transformer.interventions.edges import EdgeStructure
+from bnet_transformer.interventions.engine import CellOutcomes, ExampleBatch, SweepOptions, run_cells
+from bnet_transformer.interventions.examples import (
+    DEFAULT_MEMORY,
+    Examples,
+    Metric,
+    describe_metric,
+    get_sentence_state,
+    has_difference,
+    parse_example_pair,
+    parse_examples,
+    parse_metric,
+    split_metric,
+)
+from bnet_transformer.interventions.gradients import CONVENTIONS
+from bnet_transformer.interventions.parse_cells import build_structure, parse_cells
+from bnet_transformer.interventions.patched_run import (
+    estimate_bytes,
+    find_changed_positions,
+    find_needed_positions,
+    is_wordwise,
+)
+from bnet_transformer.interventions.routing import iter_patched_words
+from bnet_transformer.interventions.sweep_results import CellResult, EstimateCalibration, Mediation, Sweep
+from bnet_transformer.reference import GroundModel
+
+# --------------------------------------------------------------------------------------------------------------------
+# The route of a sweep: which cells share a run, which run one at a time and why, and what they cost.
+
+
+def route_cells(batches: Sequence[ExampleBatch], cells: PatchCells, *, count_flops: bool = False) -> Route:
+    """The route of the cells, which is the same in all batches.
+
+    If some cells run one at a time, `parts` contains a route for the cells that share a run, and one for each obstacle.
+    """
+    first, cell_ids = batches[0], cells.cell_ids
+    shared_ids = cell_ids[~np.isin(cell_ids, list(first.obstacles))]
+    states = len(first.choices.states)
+    num_runs = sum(len(batch.base) for batch in batches) * states
+    parts: list[Route] = []
+    if len(shared_ids):
+        flops = (
+            _count_flops(first, cells, shared_ids, num_runs) if count_flops and not first.options.first_order else None
+        )
+        reason = "all cells share one run, and only the values that a cell changes are computed again"
+        if first.options.first_order:
+            steps = first.options.steps
+            runs = f"{steps} interpolated runs" if steps else f"the {first.options.side_names[1]} run"
+            reason = f"the gradient at {runs} estimates the effect of every cell"
+        question = _format_question(len(shared_ids))
+        parts.append(
+            Route(question, "compiled", reason, states=states, flops=flops, is_exact=not first.options.first_order)
+        )
+    shapes = first.base.model.ground.shapes
+    needed = first.needed.ancestor_words
+    num_nodes = sum(int(words.sum()) * math.prod(shapes[i]) // len(words) for i, words in needed.items())
+    for obstacle, count in Counter(first.obstacles.values()).items():
+        reason = f"each cell has a separate run; {format_fault('a shared run', obstacle)}"
+        evaluations = count * num_runs * num_nodes
+        parts.append(
+            Route(_format_question(count), "sequential", reason, obstacle.node, states, evaluations=evaluations)
+        )
+    if len(parts) == 1:
+        return parts[0]
+    reason = "some cells require separate runs, for the reasons below"
+    evaluations = sum(part.evaluations for part in parts)
+    node, flops, exact = parts[-1].node, parts[0].flops, not first.options.first_order
+    return Route(
+        _format_question(len(cell_ids)), "sequential", reason, node, states, flops, evaluations, exact, tuple(parts)
+    )
+
+
+def _format_question(num_cells: int) -> str:
+    """The question of a route, with the number of cells."""
+    return f"sweep of {num_cells:,} cell{'s' if num_cells != 1 else ''}"
+
+
+def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num_runs: int) -> int | None:
+    """FLOPs of the matrix products of the runs and of the changes of cells; None if a TPM does not define them."""
+    model, needed = batch.base.model, batch.needed
+    network, ground = model.network, model.ground
+    requested = sorted({ground.group_of(node).name for node in needed.outcome_nodes})
+    if batch.base.module.find_requirements(requested, ()).fault is not None:
+        return None
+    flops, slices = Counter[str](), Counter[str]()
+    for row in cost(network, dict(ground.word_counts) or None, want=requested).rows:
+        if row.flops is None:
+            return None
+        flops[row.template] += row.flops
+        slices[row.template] += row.slices
+    fractions = dict.fromkeys(needed.ancestor_words, 2.0)  # how many times a group is computed; 2 for the base runs
+    for chunk, set_words in iter_patched_words(model, needed, cells):
+        inside = np.isin(chunk, cell_ids)
+        for index, (_, changed) in find_changed_positions(model, needed, set_words, len(chunk)).items():
+            table = changed[inside]
+            if not is_wordwise(network, network.specs[index]):  # then all words of a cell are computed
+                table = np.any(table, axis=-1, keepdims=True)
+            fractions[index] += float(table.mean(-1).sum())
+    stems = {index: network.graph.groups[index].stem for index in fractions}
+    return round(num_runs * sum(n * flops[stems[i]] / (slices[stems[i]] or 1) for i, n in fractions.items()))
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The validated arguments of a sweep: cells, metric, and the batches of examples that fit in memory.
+
+
+ABLATIONS = Zero | Mean | Noise
+DIRECTIONS = ("denoise", "noise")
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """A sweep whose arguments are valid.
+
+    Args:
+        source: The sentences that provide the values; None for an ablation.
+        base: The sentences that are patched.
+        alignment: The word of the source from which each word of the base takes its values.
+        cells: The cells.
+        metric: The metric, of nodes of the base.
+        options: How cells are computed.
+        check: The number of cells that are also run, to check estimates.
+        seed: The seed of the random choice of half of these cells.
+        ablation: The values of an ablation.
+    """
+
+    source: Examples | None
+    base: Examples
+    alignment: WordAlignment
+    cells: PatchCells
+    metric: Metric
+    options: SweepOptions
+    check: int = 0
+    seed: int = 0
+    ablation: Ablation | None = field(default=None, repr=False)
+
+    def build_batches(self) -> list[ExampleBatch]:
+        """The batches of examples whose runs fit in half of the memory."""
+        memory, nodes, size = self.options.memory, self.metric.nodes, 1
+        if len(self.base) > 1:
+            needed = find_needed_positions(self.base.model, nodes)
+            size = max(1, memory // (2 * estimate_bytes(self.base.model, needed)[1]))
+        fits = size >= len(self.base)
+        bases = list(self.base.split(size))
+        sources = [None] * len(bases) if self.source is None else self.source.split(size)
+        shared = self.alignment, self.cells, nodes, self.options, self.ablation
+        return [
+            ExampleBatch(source, base, *shared, k * size, should_cache=fits)
+            for k, (source, base) in enumerate(zip(sources, bases, strict=True))
+        ]
+
+    def choose_cells(self, effects: Tensor) -> SweepRequest:
+        """The exact sweep of `check` cells: those with the largest estimates, `[cell, example]`, and random others."""
+        cell_ids = self.cells.cell_ids
+        count = min(self.check, len(cell_ids))
+        sizes = effects[torch.from_numpy(cell_ids)].mean(-1).abs().numpy()
+        largest = cell_ids[np.argsort(-sizes, kind="stable")[: count // 2]]
+        remaining = np.setdiff1d(cell_ids, largest)
+        sampled = np.random.default_rng(self.seed).choice(remaining, count - len(largest), replace=False)
+        chosen = np.sort(np.concatenate([largest, sampled]))
+        options = replace(self.options, first_order=False, steps=0)
+        return replace(self, cells=self.cells.select(chosen), options=options)
+
+
+def parse_request(
+    clean: object,
+    corrupt: object,
+    *,
+    at: Any,
+    metric: object,
+    over: object,
+    direction: str,
+    words: object,
+    memory: int,
+    first_order: bool = False,
+    steps: int = 0,
+    convention: str | None = None,
+    check: int = 0,
+    seed: int = 0,
+) -> SweepRequest:
+    """Validate the arguments of a sweep."""
+    check_choice("direction", direction, DIRECTIONS)
+    check_choice("first_order", first_order, (True, False))
+    for name, number in (("steps", steps), ("check", check)):
+        if check_int(name, number, minimum=0) and not first_order:
+            raise BNetError(name, expected="0, or first_order=True, whose estimates it is about", actual=number)
+    is_noise = direction == "noise"
+    check_choice("convention", convention, (None, *CONVENTIONS))
+    options = SweepOptions(check_int("memory", memory), first_order, steps, is_noise, convention)
+    source, base = _parse_sides(clean, corrupt, options, has_alignment=words is not None)
+    alignment = parse_words(base.model, base.model if source is None else source.model, words)
+    parsed_metric = parse_metric(base, metric)
+
+    def find_edges() -> EdgeStructure:
+        return build_structure(base, source, parsed_metric.nodes)
+
+    cells = parse_cells(base, at, over, find_edges, is_real=first_order)
+    cells = replace(cells, special=flag_special_positions(cells.positions, base))
+    if source is not None and alignment.is_identity and not has_difference(source, base):
+        actual = "clean and corrupt sentences with the same values at every cell"
+        raise BNetError("corrupt", expected="a pair that differs", actual=actual)
+    if first_order:
+        _check_real_paths(base, cells)
+    if source is None:
+        ablation = _build_ablation(corrupt if is_noise else clean, clean if is_noise else corrupt, base, cells, options)
+        if words is not None or steps:
+            name = "steps" if words is None else "words"
+            raise BNetError(name, expected="sentences on both sides", actual="an ablation, which has no other run")
+        return SweepRequest(None, base, alignment, cells, parsed_metric, options, check, check_seed(seed), ablation)
+    if not alignment.is_identity and any(sites.is_attention for sites in cells.sites):
+        expected = "nodes, arrows or paths, because words= does not align the entries of rows of attention"
+        raise BNetError("at", expected=expected, actual=at)
+    if convention is not None and (cells.edges is None or cells.sites or cells.paths or not (is_noise and steps)):
+        expected = 'None, or at="edges" with first_order=True, direction="noise" and steps='
+        raise BNetError("convention", expected=expected, actual=convention)
+    if words is not None and cells.edges is not None:
+        expected = "None, because an edge sets all words of its reader"
+        raise BNetError("words", expected=expected, actual=words)
+    cells = alignment.drop_unaligned(cells)
+    if alignment.is_identity:
+        runs = (base, source) if is_noise else (source, base)
+        cells = replace(cells, aligned=align_labels(cells.positions, *runs))
+    return SweepRequest(source, base, alignment, cells, parsed_metric, options, check, check_seed(seed))
+
+
+def _parse_sides(
+    clean: object, corrupt: object, options: SweepOptions, *, has_alignment: bool
+) -> tuple[Examples | None, Examples]:
+    """The sentences that provide the values (None for an ablation), and those that are patched."""
+    sides = {"clean": clean, "corrupt": corrupt}
+    source_name, base_name = options.side_names
+    if isinstance(sides[base_name], ABLATIONS):
+        other = "denoise" if options.is_noise else "noise"
+        hint = f"To ablate the {source_name} sentences use direction={other!r}"
+        raise BNetError(base_name, expected="sentences, which are patched", actual=sides[base_name], hint=hint)
+    if isinstance(sides[source_name], ABLATIONS):
+        return None, parse_examples(base_name, sides[base_name])
+    clean_examples, corrupt_examples = parse_example_pair(clean, corrupt, has_alignment=has_alignment)
+    return (corrupt_examples, clean_examples) if options.is_noise else (clean_examples, corrupt_examples)
+
+
+def _check_real_paths(base: Examples, cells: PatchCells) -> None:
+    """Raise an error for a path with a node that has no real value, and thus no gradient."""
+    specs = base.model.network.specs
+    for index in {base.model.ground.group_of(node).index for path in cells.paths for node in path.nodes}:
+        if is_index_valued(specs[index]):
+            expected, hint = "nodes with real values, for first_order=True", "Use first_order=False"
+            raise BNetError(f"at {specs[index].group.name}", expected=expected, actual="discrete nodes", hint=hint)
+
+
+def _build_ablation(
+    intervention: Any, sentences: object, base: Examples, cells: PatchCells, options: SweepOptions
+) -> Ablation:
+    """The values of an ablation of these sentences."""
+    if cells.paths or any(sites.is_attention for sites in cells.sites):
+        hint = 'Pass a role such as "a", or names of nodes'
+        raise BNetError("at", expected="nodes, for an ablation", actual=cells.at, hint=hint)
+    items = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
+    return Ablation(intervention, items, cells.get_patched_nodes(base.model), options.memory)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Sweeps of sentences of unequal lengths: one sweep for each length, if words play no part in the cells and the metric.
+#
+# The cells of all lengths must be the same, such as the heads of `over=("slice", "head")`, each at all of its words.
+
+
+@dataclass(frozen=True)
+class LengthPart:
+    """The examples of one length: their numbers, and the sweep of these examples."""
+
+    examples: tuple[int, ...]
+    request: SweepRequest
+
+
+def parse_requests(
+    clean: object, corrupt: object, *, metric: object, words: object, **options: Any
+) -> list[LengthPart]:
+    """Validate the arguments of a sweep, for the examples of each length.
+
+    Raises:
+        BNetError: The sentences differ in length, and the cells or the metric refer to words.
+    """
+    parts = _split_examples(clean, corrupt) if words is None else []
+    if len(parts) < 2:
+        request = parse_request(clean, corrupt, metric=metric, words=words, **options)
+        return [LengthPart(tuple(range(len(request.base))), request)]
+    states = [get_sentence_state(side[0]) for side in (clean, corrupt) if isinstance(side, list | tuple)]
+    assert states[0] is not None
+    metrics = split_metric(states[0].model, metric, parts, has_words=False)
+    result = []
+    for numbers, part_metric in zip(parts, metrics, strict=True):
+        sides = [[s[k] for k in numbers] if isinstance(s, list | tuple) else s for s in (clean, corrupt)]
+        request = parse_request(*sides, metric=part_metric, words=None, **options)
+        _check_cells(request.base.model, request.cells)
+        result.append(LengthPart(numbers, request))
+    first = result[0].request.cells
+    for part in result[1:]:
+        cells = part.request.cells
+        if (cells.axes, cells.positions, cells.names) != (first.axes, first.positions, first.names):
+            only = next(iter({*cells.names.values()} ^ {*first.names.values()}), "")
+            expected = "the same cells in sentences of all lengths"
+            raise BNetError("at", expected=expected, actual=f"{only}, which only sentences of one length have")
+    return result
+
+
+def _split_examples(clean: object, corrupt: object) -> list[tuple[int, ...]]:
+    """The numbers of the examples of each length; empty if the arguments are no lists of sentences of equal number."""
+    sides = [side for side in (clean, corrupt) if isinstance(side, list | tuple)]
+    lengths = [[_get_length(sentence) for sentence in side] for side in sides]
+    is_valid = len({len(side) for side in lengths}) == 1 and all(None not in side for side in lengths)
+    if not is_valid:
+        return []
+    numbers: dict[object, list[int]] = {}
+    for k, length in enumerate(zip(*lengths, strict=True)):
+        if len({*length}) > 1:
+            actual = f"{length[0]} and {length[1]} words"
+            hint = "Pairs have equal lengths, or align words in a sweep: words={word: word of the other sentence}"
+            raise BNetError(f"corrupt[{k}]", expected=f"as many words as clean[{k}]", actual=actual, hint=hint)
+        numbers.setdefault(length, []).append(k)
+    return [tuple(part) for part in numbers.values()]
+
+
+def _get_length(sentence: object) -> tuple[int, ...] | None:
+    """The number of words of each stack; None if the object is no sentence."""
+    state = get_sentence_state(sentence)
+    return None if state is None else tuple(state.model.ground.word_counts.values())
+
+
+def _check_cells(model: GroundModel, cells: PatchCells) -> None:
+    """Raise an error for cells that set only some words of their nodes."""
+    expected, actual = "cells of all words, because the sentences differ in length", ""
+    hint = 'Pass over=("slice", "head"), for example, or names without a word, such as "a_0_1"'
+    axes = [axis for axis in cells.axes if axis in (WORD, READ)]
+    if axes:
+        raise BNetError("over", expected=expected, actual=f"the axis {axes[0]!r}", hint=hint)
+    for sites in cells.sites:
+        stack = model.network.specs[sites.group].group.word_stack
+        if stack is None:
+            continue
+        count = model.ground.word_counts[stack]
+        pairs = np.unique(np.stack([sites.cells, sites.nodes // count, sites.nodes % count]), axis=1)
+        _, counts = np.unique(pairs[:2], axis=1, return_counts=True)
+        if bool((counts < count).any()):
+            actual = cells.names[int(pairs[0, int(counts.argmin())])]
+    for path in cells.paths:
+        for name in split_path(cells.names[path.cell]):
+            parsed = model.ground.template.parse_name(name, model.ground.word_counts)
+            actual = cells.names[path.cell] if parsed is not None and parsed[0].word_stack is not None else actual
+    if actual:
+        raise BNetError("at", expected=expected, actual=actual, hint=hint)
+
+
+def join_examples(parts: Sequence[LengthPart], tables: Sequence[Tensor]) -> Tensor:
+    """Join tables of the examples of each length, `[*axes, example]`, in the order of all examples."""
+    order = torch.tensor([k for part in parts for k in part.examples])
+    return torch.cat(list(tables), -1)[..., order.argsort()]
+
+
+ROUNDING_STEPS = 4  # effects below this number of rounding steps of the metric are rounding errors
+ADVISED_STEPS = 8  # enough to average gradients of which one is zero
+
+
+@translate_memory_errors("sweep")
+@enable_gradients()
+def sweep(
+    clean: object,
+    corrupt: object,
+    *,
+    at: str | Sequence[str] | Mapping[str, Sequence[str]] = "x",
+    metric: object,
+    over: str | Sequence[str] | None = None,
+    direction: Literal["denoise", "noise"] = "denoise",
+    words: object = None,
+    first_order: bool = False,
+    steps: int = 0,
+    convention: Literal["eap-ig", "eap-ig-activations"] | None = None,
+    check: int = 0,
+    seed: int = 0,
+    memory: int = DEFAULT_MEMORY,
+    progress: bool | None = None,
+) -> Sweep:
+    """Patch values of one run into another, one cell at a time, and measure the metric (activation patching).
+
+    A *cell* is a group of nodes that are patched together. Cells are computed in batches whose size depends on
+    `memory`. `bt.explain("sweep", ...)` reports the cells that run one at a time.
+
+    Args:
+        clean: The sentence, or the list of sentences (the examples), whose values are patched into the corrupt run.
+            For an ablation of the corrupt sentences `Zero()`, `Mean(...)` or `Noise(...)`.
+        corrupt: The corrupt sentence or sentences: as many as the clean ones, each with as many words as its clean one.
+            With `direction="noise"` also an ablation of the clean sentences. The pairs of a list may differ in length
+            if cells and metric refer to no single word, as with `over=("slice", "head")`.
+        at: The nodes that cells set: a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a path of roles
+            (`"v -> a"`), `"arrows"` for all arrows of roles, `"edges"` for all edges of `net.edges()` or the name of
+            one (`"a_0_1 -> q_2_3"`), a list of all these and of names, patterns, paths of names
+            and arrows of patterns (`"v_0_1_* -> a_0_1_*"`; without words only if no edge matches), or a mapping from
+            the name of a cell to the names and patterns of all its nodes. In a list each role or arrow of roles is
+            expanded into its cells; `result.part("v -> a")` returns those of one item.
+        metric: A mapping from a discrete node to a state, whose log probability is the metric, or to two states, for
+            the difference of their log probabilities. A list of states has one for each example. The node `"y_-1"` is
+            that of the last word; of a role, `"y"`, the metric is the mean over its nodes. Or a function whose
+            parameters are names of nodes, which are `[example, *shape]`, or of roles, which are `[example, slice,
+            *plates, word, *shape]` (without `slice` for a role of one group, such as `x_2`). A parameter `examples`
+            receives the indices of the examples, `[example]`, for data such as `labels[examples]`; functions of
+            sentences of unequal lengths, which are called for each length, must have it.
+        over: The axes along which cells are separate, such as `("slice", "word")`; by default all. Nodes that differ
+            along other axes only belong to one cell. Without the axis `"group"` of groups of heads, the axis `"head"`
+            numbers the heads over all groups. In a list it applies to the items with these axes.
+        direction: `"denoise"`: the clean values are patched into the corrupt run, and effects are changes from the
+            corrupt run. `"noise"`: the corrupt values are patched into the clean run, and effects are changes from it.
+        words: The word of the other sentence from which each word takes its values, as a mapping or as pairs, such as
+            `{3: 5, 4: 6}`, with words of the sentence that is patched as keys. Words that are not in it are not
+            patched. The sentences may then differ in length, or be equal. For several stacks, a map for each stack.
+        first_order: Whether to estimate the effects from the gradient of the metric at the run that is patched, with
+            one backward pass and without running a cell (attribution patching; with `direction="noise"` as in EAP).
+        steps: The number of runs over which the gradient of `first_order` is averaged (integrated gradients), by the
+            midpoint rule between the patched and the other run; 0 for the gradient at the patched run. The inputs, or
+            the embeddings of tokens, are interpolated.
+        convention: For `at="edges"` with `direction="noise"` and `steps`, the points at which the package EAP-IG
+            (Hanna, Pezzelle and Belinkov 2024) averages gradients: `"eap-ig"`, a left Riemann sum over interpolated
+            inputs, or `"eap-ig-activations"`, one group of writers after the other.
+        check: The number of cells that are also run, to check the estimates of `first_order`: half of them those with
+            the largest estimates, the others drawn at random.
+        seed: The seed of this draw.
+        memory: The approximate number of bytes that are used at once.
+        progress: Whether to show a progress bar; by default only in a terminal.
+
+    Returns:
+        The result; `result.outcomes` is the metric with each cell patched, `[*axes, example]`, and `result.clean` and
+        `result.corrupt` are the metric of the unpatched runs; `result.notes` states if no cell changes the metric.
+
+    Raises:
+        BNetError: The sentences do not match or do not differ, a cell has no values, the metric returns no number, or
+            with `first_order` its gradient is zero up to rounding, as that of a divergence from the patched run.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
+    >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+    >>> found = bt.sweep(clean, corrupt, at="x", metric={"y_2": ("cat", "dog")})
+    >>> found.axes, found.values.shape, found.values[0, 0].item()
+    (('slice', 'word'), torch.Size([3, 3]), 0.0)
+    """
+    check_choice("progress", progress, (True, False, None))
+    options: dict[str, Any] = {"first_order": first_order, "steps": steps, "convention": convention}
+    options |= {"check": check, "seed": seed}
+    parts = parse_requests(
+        clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
+    )
+    result = _compute(parts, progress)
+    effects = result.values - result.base
+    request = parts[0].request
+    notes = _explain_zeros(request, result)
+    clean_run, corrupt_run = (result.base, result.source) if request.options.is_noise else (result.source, result.base)
+    calibration = _calibrate(parts, effects, progress) if check else None
+    return Sweep(
+        **request.cells.to_result_fields(),
+        clean=clean_run,
+        corrupt=corrupt_run,
+        outcomes=result.values,
+        direction=direction,
+        metric=describe_metric(metric),
+        digests=_digest_sentences(parts),
+        first_order=first_order,
+        steps=steps,
+        calibration=calibration,
+        notes=notes,
+    )
+
+
+def _explain_zeros(request: SweepRequest, result: CellOutcomes) -> tuple[str, ...]:
+    """The notes on effects and gradients of zero; an error if they contradict the difference of the two runs."""
+    options, stationary = request.options, int(result.is_stationary.sum())
+    has_difference = result.source is None or not torch.equal(result.source, result.base)
+    if stationary == len(result.base) and has_difference:
+        runs = "every interpolated run" if options.steps else f"the {options.side_names[1]} run"
+        expected = f"a metric whose gradient is not zero at {runs}, for first_order=True"
+        actual = "a gradient of zero, as of a divergence at its minimum or of a metric that is piecewise constant"
+        has_more_steps = options.steps < ADVISED_STEPS and request.source is not None
+        advice = f"steps={ADVISED_STEPS}, " if has_more_steps else ""
+        hint = f"Use {advice}the log probability of a state as the metric, or first_order=False"
+        raise BNetError("metric", expected=expected, actual=actual, hint=hint)
+    notes = []
+    if stationary:
+        notes.append(f"the gradient of the metric is zero in {stationary} of {len(result.base)} examples")
+    # Sums are accumulated in float32 or better, so that a run repeats its metric to a few steps of that type. A larger
+    # bound, or an absolute one, would hide effects on a small metric or in half precision.
+    precision = torch.finfo(torch.promote_types(request.base.model.network.dtype, torch.float32))
+    is_unchanged = torch.isclose(result.values, result.base, rtol=ROUNDING_STEPS * precision.eps, atol=0)
+    if bool((is_unchanged | result.values.isnan()).all()):  # NaN: no cell
+        order = ", to first order" if options.first_order else ""
+        notes.append(f"no cell changes the metric by more than its rounding error{order}")
+    return tuple(notes)
+
+
+def _digest_sentences(parts: Sequence[LengthPart]) -> tuple[str, ...]:
+    """The digests of the pairs, clean first, or of the patched sentences if an ablation provides the values."""
+    digests: dict[int, str] = {}
+    for part in parts:
+        request = part.request
+        is_base = request.options.is_noise or request.source is None
+        clean, corrupt = (request.base, request.source) if is_base else (request.source, request.base)
+        assert clean is not None
+        digests |= dict(zip(part.examples, clean.digest_pairs(corrupt), strict=True))
+    return tuple(digests[k] for k in sorted(digests))
+
+
+def _compute(parts: Sequence[LengthPart], progress: bool | None) -> CellOutcomes:
+    """The outcomes of the cells, and of the source and the base run, in the order of all examples."""
+    results = []
+    for part in parts:
+        request = part.request
+        batches = request.build_batches()
+        if batches[0].obstacles:
+            route_cells(batches, request.cells).warn_if_slow()
+        compute = estimate_cells if request.options.first_order else run_cells
+        results.append(compute(batches, request.metric, request.cells, progress))
+    sources = [result.source for result in results if result.source is not None]
+    return CellOutcomes(
+        join_examples(parts, [result.values for result in results]),
+        join_examples(parts, sources) if len(sources) == len(parts) else None,
+        join_examples(parts, [result.base for result in results]),
+        join_examples(parts, [result.is_stationary for result in results]),
+    )
+
+
+def _calibrate(parts: Sequence[LengthPart], effects: Tensor, progress: bool | None) -> EstimateCalibration:
+    """Run some cells, and compare with the estimated effects, `[*axes, example]`."""
+    flat = effects.flatten(0, -2)
+    chosen = [replace(part, request=part.request.choose_cells(flat)) for part in parts]
+    result = _compute(chosen, progress)
+    cells = chosen[0].request.cells
+    cell_ids = torch.from_numpy(cells.cell_ids)
+    estimates, exact = (table.flatten(0, -2)[cell_ids] for table in (effects, result.values - result.base))
+    return EstimateCalibration(tuple(cells.names[int(cell)] for cell in cell_ids), estimates, exact)
+
+
+@translate_memory_errors("explain_sweep")
+def explain_sweep(
+    clean: object,
+    corrupt: object,
+    *,
+    at: str | Sequence[str] | Mapping[str, Sequence[str]] = "x",
+    metric: object,
+    over: str | Sequence[str] | None = None,
+    direction: Literal["denoise", "noise"] = "denoise",
+    words: object = None,
+    first_order: bool = False,
+    steps: int = 0,
+    convention: Literal["eap-ig", "eap-ig-activations"] | None = None,
+    check: int = 0,
+    seed: int = 0,
+    memory: int = DEFAULT_MEMORY,
+    progress: bool | None = None,
+) -> Route:
+    """Explain how `sweep` would compute its cells, and why; nothing is computed.
+
+    Args:
+        clean: The clean sentences, or an ablation, as for `sweep`.
+        corrupt: The corrupt sentences.
+        at: The nodes that cells set.
+        metric: The metric.
+        over: The axes along which cells are separate.
+        direction: Whether clean values are patched into the corrupt run, or the reverse.
+        words: The word of the other sentence from which each word takes its values.
+        first_order: Whether the effects are estimated from gradients.
+        steps: The number of runs over which gradients are averaged.
+        convention: The points at which gradients are averaged, as for `sweep`.
+        check: Has no effect.
+        seed: Has no effect.
+        memory: The approximate number of bytes that are used at once.
+        progress: Has no effect.
+
+    Returns:
+        The algorithm, the reason and the cost; of sentences of unequal lengths, those of the longest ones. If only some
+        cells share a run, `parts` contains a route for each kind of cell, with the node that is the reason.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.interventions.sweep import explain_sweep
+    >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
+    >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+    >>> route = explain_sweep(clean, corrupt, at="x", metric={"y_2": ("cat", "dog")})
+    >>> route.question, route.algorithm, route.node
+    ('sweep of 9 cells', 'compiled', None)
+    """
+    options: dict[str, Any] = {"first_order": first_order, "steps": steps, "convention": convention}
+    options |= {"check": check, "seed": seed}
+    parts = parse_requests(
+        clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
+    )
+    request = max(parts, key=lambda part: len(part.request.base.model.ground)).request
+    return route_cells(request.build_batches(), request.cells, count_flops=True)
+
+
+@translate_memory_errors("mediation")
+def mediation(
+    clean: object,
+    corrupt: object,
+    *,
+    through: str | Sequence[str] | Mapping[str, Sequence[str]] = "x",
+    metric: object,
+    over: str | Sequence[str] | None = None,
+    memory: int = DEFAULT_MEMORY,
+    progress: bool | None = None,
+) -> Mediation:
+    """Compute the natural indirect effect through each cell, and the natural direct effect (Pearl 2001).
+
+    The indirect effect is that of the clean values of the cell in the corrupt run. The direct effect, which bypasses
+    the cell, is that of the clean run with the corrupt values of the cell. Both are differences from the corrupt run.
+
+    Args:
+        clean: The clean sentence, or a list of sentences; `corrupt.do(...)` for a treatment of some nodes.
+        corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words.
+        through: The nodes of the cells: a role, an arrow or a path of roles, or a list, as `at=` of `sweep`.
+        metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `sweep`.
+        over: The axes along which cells are separate, such as `("slice", "word")`; by default all.
+        memory: The approximate number of bytes that are used at once.
+        progress: Whether to show a progress bar; by default only in a terminal.
+
+    Returns:
+        The result: for each cell the direct and the indirect effect, `[*axes]`, and the total effect; `result.notes`
+        states if no cell changes the metric.
+
+    Raises:
+        BNetError: The sentences do not match, a cell has no values, the metric returns no number, or `clean` is an
+            ablation.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
+    >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+    >>> found = bt.mediation(clean, corrupt, through="x", metric={"y_2": ("cat", "dog")})
+    >>> found.axes, found.indirect.shape, found.direct.shape
+    (('slice', 'word'), torch.Size([3, 3]), torch.Size([3, 3]))
+    """
+    check_choice("progress", progress, (True, False, None))
+    if isinstance(clean, ABLATIONS):
+        raise BNetError("clean", expected="sentences, for a mediation", actual=clean)
+    indirect = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
+    direct = sweep(
+        clean, corrupt, at=through, metric=metric, over=over, direction="noise", memory=memory, progress=progress
+    )
+    shared = {item.name: getattr(indirect, item.name) for item in fields(CellResult)}
+    shared["notes"] = tuple(note for note in indirect.notes if note in direct.notes)
+    return Mediation(**shared, indirect_outcomes=indirect.outcomes, direct_outcomes=direct.outcomes)

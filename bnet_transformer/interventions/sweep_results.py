@@ -1,0 +1,739 @@
+"""Results of sweeps: the effect of each cell on the metric, by example, with standard errors and intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from html import escape
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
+from bnet_transformer._core.naming import WORD, count_word_from_start, split_path
+from bnet_transformer._core.results import SavedResult, stored_class
+from bnet_transformer._core.stats import ComparableResult, SentenceValues
+from bnet_transformer._core.tensors import to_numpy
+from bnet_transformer.errors import BNetError, unknown_name_error
+from bnet_transformer.interventions.examples import explain_unchecked_metric
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Calibration of estimated effects: estimated and exact effects of some cells.
+
+
+MAX_CALIBRATION_ROWS = 12  # rows in a notebook
+RELATIVE_ZERO = 1e-9  # effects that are smaller, relative to the largest, have no sign
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EstimateCalibration(SavedResult):
+    """Estimated and exact effects of some cells, the result of `bt.sweep(..., first_order=True, check=n)`.
+
+    Half of the cells are those with the largest estimates, the others are drawn at random.
+
+    Attributes:
+        names: The names of the cells.
+        estimates: The estimated effects, `[cell, example]`.
+        exact: The exact effects, `[cell, example]`.
+
+    The numbers below compare means over the examples.
+    """
+
+    _shapes = "names: any cell; estimates exact: float64 cell example"
+
+    names: tuple[str, ...]
+    estimates: Tensor
+    exact: Tensor
+
+    @property
+    def correlation(self) -> float | None:
+        """The correlation of the estimates and the exact effects; None if one of them is constant."""
+        estimates, exact = self._means
+        scale = max(np.abs(estimates).max(), np.abs(exact).max())
+        if min(estimates.std(), exact.std()) <= RELATIVE_ZERO * scale:
+            return None
+        return float(np.corrcoef(estimates, exact)[0, 1])
+
+    @property
+    def slope(self) -> float | None:
+        """The slope of the least-squares line from the estimates to the exact effects; None without a spread.
+
+        A slope of 2 means that exact effects are twice as large as estimated.
+        """
+        estimates, exact = self._means
+        if estimates.std() <= RELATIVE_ZERO * np.abs(estimates).max():
+            return None
+        return float(np.cov(estimates, exact, bias=True)[0, 1] / estimates.var())
+
+    @property
+    def largest_error(self) -> float:
+        """The largest `|estimate - exact|`."""
+        estimates, exact = self._means
+        return float(np.abs(estimates - exact).max())
+
+    @property
+    def sign_agreement(self) -> float:
+        """The share of cells whose estimate and exact effect have the same sign; 0 has its own sign."""
+        estimates, exact = self._means
+        zero = RELATIVE_ZERO * max(np.abs(estimates).max(), np.abs(exact).max())
+        signs = [np.sign(np.where(np.abs(means) <= zero, 0.0, means)) for means in (estimates, exact)]
+        return float((signs[0] == signs[1]).mean())
+
+    @property
+    def _means(self) -> tuple[np.ndarray, np.ndarray]:
+        """The mean estimate and the mean exact effect of each cell."""
+        estimates, exact = (effects.double().mean(-1).numpy() for effects in (self.estimates, self.exact))
+        return estimates, exact
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame of the cells.
+
+        Returns:
+            A row for each cell: its name, its estimated and its exact mean effect, and their difference.
+        """
+        import pandas as pd
+
+        estimates, exact = self._means
+        columns = {"name": self.names, "estimate": estimates, "exact": exact, "error": estimates - exact}
+        return pd.DataFrame(columns)
+
+    def format_line(self) -> str:
+        """The numbers as one line of text."""
+        terms = {"correlation": self.correlation, "slope": self.slope}
+        numbers = [f"{name} {value:.3f}" for name, value in terms.items() if value is not None]
+        numbers += [f"largest error {self.largest_error:.2g}", f"signs agree {self.sign_agreement:.0%}"]
+        count = len(self.names)
+        return f"checked {count:,} cell{'s' * (count != 1)}: {', '.join(numbers)}"
+
+    def __repr__(self) -> str:
+        return f"EstimateCalibration({self.format_line()})"
+
+    def _repr_html_(self) -> str:
+        """The numbers, and the cells with the largest effects, as HTML."""
+        frame = self.to_dataframe().sort_values("exact", key=abs, ascending=False, kind="stable")
+        table = frame.head(MAX_CALIBRATION_ROWS).to_html(index=False, float_format="{:.3g}".format)
+        return f"<p>{self.format_line()}</p>{table}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Results by cell: axes, names, parts of a list of roles, selections and data frames.
+
+
+TOKEN_COLUMNS = {"word": "token"}  # the column of tokens of an axis; the default is `read_token` and so on
+
+
+@stored_class
+@dataclass(frozen=True)
+class CellGrid:
+    """The axes of cells, the positions and labels along them, and the name of each cell, by its index."""
+
+    _shapes = "labels positions: {_} any @"
+
+    at: str
+    axes: tuple[str, ...]
+    labels: Mapping[str, tuple[str, ...]]
+    positions: Mapping[str, tuple[int, ...]]
+    names: Mapping[tuple[int, ...], str]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CellResult(ComparableResult):
+    """The base class of results by cell.
+
+    Attributes:
+        at: The argument `at` of the sweep.
+        axes: The names of the axes of the result.
+        labels: The labels along each axis, such as the tokens of the words.
+        positions: The positions along each axis: the numbers of its slices, heads or words.
+        names: The name of each cell, by its index along the axes.
+        clean: The metric of the clean run, `[example]`; None if there is none, as for an ablation.
+        corrupt: The metric of the corrupt run, `[example]`; None if there is none.
+        parts: The axes and the cells of each item of `at`, if it is a list.
+        direction: `"denoise"` if the clean values are patched into the corrupt run, `"noise"` if the corrupt values are
+            patched into the clean run.
+        metric: The metric: its node and states, or the parameters of a function.
+        aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
+            if they are unknown.
+        special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
+        digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
+            run; empty if they are unknown.
+        notes: What to consider, such as that no cell changes the metric.
+    """
+
+    _shapes = (
+        "labels positions: {_} any @; aligned special: {_} any @?; clean corrupt: float64 example; digests: any "
+        "example?"
+    )
+
+    at: str
+    axes: tuple[str, ...]
+    labels: Mapping[str, tuple[str, ...]]
+    positions: Mapping[str, tuple[int, ...]]
+    names: Mapping[tuple[int, ...], str]
+    clean: Tensor | None
+    corrupt: Tensor | None
+    parts: Mapping[str, CellGrid] = field(default_factory=dict, kw_only=True)
+    direction: str = field(default="denoise", kw_only=True)
+    metric: str = field(default="", kw_only=True)
+    aligned: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
+    special: Mapping[str, tuple[bool, ...]] = field(default_factory=dict, kw_only=True)
+    digests: tuple[str, ...] = field(default=(), kw_only=True)
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+
+    @property
+    def base(self) -> Tensor:
+        """The metric of the run that is patched, `[example]`: `corrupt`, or `clean` with `direction="noise"`."""
+        base = self.corrupt if self.direction == "denoise" else self.clean
+        assert base is not None
+        return base
+
+    @property
+    def examples(self) -> int:
+        """The number of examples."""
+        return len(self.base)
+
+    @property
+    def total(self) -> Tensor:
+        """The total effect, `clean - corrupt`, `[example]`, in both directions."""
+        if self.clean is None or self.corrupt is None:
+            missing = "clean" if self.clean is None else "corrupt"
+            fault = f"total: there is no {missing} run for a total effect, as in an ablation"
+            hint = "Use values or effects; with words=, map the words of the metric"
+            raise BNetError(fault, hint=hint)
+        return self.clean - self.corrupt
+
+    def part(self, item: str) -> Self:
+        """The cells of one item of a list `at`, as the result that `at=item` has.
+
+        Args:
+            item: The item, such as `"v -> a"`.
+
+        Returns:
+            The result of these cells, with the axes of the item.
+
+        Raises:
+            BNetError: `at` was no list, or the list has no such item.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog", "sat"])
+        >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+        >>> found = bt.sweep(clean, corrupt, at=["x", "v -> a"], metric={"y_2": ("cat", "dog")})
+        >>> found.axes, found.part("x").axes, found.part("v -> a").axes
+        (('cell',), ('slice', 'word'), ('slice', 'head', 'word', 'read'))
+        """
+        if item not in self.parts:
+            raise unknown_name_error("part", item, self.parts)
+        grid = self.parts[item]
+        shape = tuple(len(grid.positions[axis]) for axis in grid.axes)
+        outcomes: dict[str, Any] = {}
+        for name in self._outcome_names:
+            table: Tensor = getattr(self, name)
+            outcomes[name] = table.new_full((*shape, table.shape[-1]), torch.nan)
+            for index, cell in grid.names.items():
+                outcomes[name][index] = table[self.index_of(cell)]
+        return replace(self, **vars(grid), **outcomes, parts={})
+
+    @property
+    def _outcome_names(self) -> list[str]:
+        """The names of the fields with an outcome for each cell."""
+        return [item.name for item in fields(self) if item.name.endswith("outcomes")]
+
+    def index_of(self, name: str) -> tuple[int, ...]:
+        """The index of a cell along the axes.
+
+        Args:
+            name: The name of the cell, also an item of `at=` that is one cell, such as `"x_1_-1"`. Along an axis of
+                words, a negative word counts from the end.
+
+        Returns:
+            The index along each axis.
+        """
+        grid = self.parts.get(name)
+        if grid is not None and len(grid.names) == 1:
+            (name,) = grid.names.values()
+        elif isinstance(name, str) and WORD in self.axes:
+            name = count_word_from_start(name, len(self.positions_along(WORD)))
+        if name not in self._index_by_name:
+            raise unknown_name_error("cell", name, self._index_by_name)
+        return self._index_by_name[name]
+
+    @cached_property
+    def _index_by_name(self) -> dict[str, tuple[int, ...]]:
+        """The index of each cell along the axes, by its name."""
+        return {name: index for index, name in self.names.items()}
+
+    def select(self, **positions: int) -> Self:
+        """Select one position along some axes, such as `select(slice=1)`.
+
+        Args:
+            **positions: The position along each of these axes: the number of a slice, head or word. A negative number
+                counts from the end of the axis, such as `slice=-1` for the last slice.
+
+        Returns:
+            The result without these axes.
+
+        Raises:
+            BNetError: The result has no such axis, or the axis has no such position.
+        """
+        index: list[Any] = [slice(None)] * len(self.axes)
+        for axis, position in positions.items():
+            known = self.positions_along(axis)
+            number = check_int(axis, position, minimum=-len(known))
+            number = known[number] if number < 0 else number
+            if number not in known:
+                numbers = f"{known[0]} to {known[-1]}" if known == tuple(range(known[0], known[-1] + 1)) else f"{known}"
+                raise BNetError(axis, expected=f"one of {numbers}", actual=position)
+            index[self.axes.index(axis)] = known.index(number)
+        dims = [dim for dim, axis in enumerate(self.axes) if axis not in positions]
+        names = {
+            tuple(cell[dim] for dim in dims): name
+            for cell, name in self.names.items()
+            if all(cell[dim] == k for dim, k in enumerate(index) if dim not in dims)
+        }
+        axes = tuple(self.axes[dim] for dim in dims)
+        labels = {axis: self.labels[axis] for axis in axes if axis in self.labels}
+        remaining = {axis: self.positions[axis] for axis in axes if axis in self.positions}
+        outcomes = {name: getattr(self, name)[tuple(index)] for name in self._outcome_names}
+        return replace(self, axes=axes, labels=labels, positions=remaining, names=names, parts={}, **outcomes)
+
+    def positions_along(self, axis: str) -> tuple[int, ...]:
+        """The numbers of the slices, heads or words along an axis.
+
+        Args:
+            axis: The name of the axis.
+
+        Returns:
+            The positions.
+        """
+        if axis not in self.axes:
+            raise unknown_name_error("axis", axis, self.axes)
+        return self.positions.get(axis, tuple(range(len(self.labels.get(axis, ())))))
+
+    def to_dataframe(self, *, examples: bool = False) -> pd.DataFrame:
+        """A data frame of the cells.
+
+        Args:
+            examples: Whether to return a row for each cell and example instead of means over the examples.
+
+        Returns:
+            A row for each cell: its effects, each with its standard error and 95% interval (NaN for a single example).
+        """
+        frame = self._get_cell_frame()
+        if examples:
+            count = len(frame)
+            frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
+            frame["example"] = np.tile(np.arange(self.examples), count)
+        values = self._get_columns(examples)
+        return frame.assign(**{column: self._get_cell_values(tensor).reshape(-1) for column, tensor in values.items()})
+
+    def _get_cell_frame(self) -> pd.DataFrame:
+        """The name of each cell, and its position and token along each axis."""
+        import pandas as pd
+
+        indices = list(self.names)
+        frame = pd.DataFrame({"name": list(self.names.values())})
+        for dim, axis in enumerate(self.axes):
+            if axis in ("cell", "path"):
+                continue
+            if axis == "edge":
+                ends = [split_path(name) for name in self.labels[axis]]
+                for column, end in (("writer", 0), ("reader", 1)):
+                    frame[column] = [ends[index[dim]][end] for index in indices]
+                continue
+            along, labels = self.positions_along(axis), self.labels.get(axis)
+            frame[axis] = [along[index[dim]] for index in indices]
+            if labels is not None and labels != tuple(map(str, along)):
+                frame[TOKEN_COLUMNS.get(axis, f"{axis}_token")] = [labels[index[dim]] for index in indices]
+        return frame
+
+    def _to_sentence_values(self) -> SentenceValues:
+        frame = self._get_cell_frame()
+        tables = {part: self._get_cell_values(effects) for part, effects in self._get_effects().items()}
+        cells = [f"{name}{suffix}" for part in tables for suffix in [f" {part}".rstrip()] for name in frame["name"]]
+        columns: dict[str, list[Any]] = {key: frame[key].tolist() * len(tables) for key in frame.columns[1:]}
+        if len(tables) > 1:
+            columns["part"] = [part for part in tables for _ in frame.index]
+        settings = {"at": self.at, "axes": self.axes, "direction": self.direction, "metric": self.metric}
+        is_estimated = getattr(self, "first_order", False)
+        notes = explain_unchecked_metric(self.metric)
+        notes += ("one result has estimates to first order",) if is_estimated else ()
+        values = np.concatenate([*tables.values()])
+        return SentenceValues(
+            "effect", tuple(cells), columns, values, settings=settings, notes=notes, digests=self.digests
+        )
+
+    def _get_effects(self) -> dict[str, Tensor]:
+        """The effects of the cells, `[*axes, example]`, by the part of the total effect; `""` for all of it."""
+        raise NotImplementedError
+
+    def _get_columns(self, examples: bool) -> dict[str, Tensor]:
+        """The columns of numbers, `[*axes]` each, or `[*axes, example]`."""
+        raise NotImplementedError
+
+    def _get_cell_values(self, values: Tensor) -> Any:
+        """The values of the cells that exist, `[cell]` or `[cell, example]`, in the order of their names."""
+        array = np.asarray(values.detach().cpu().double())
+        return np.array([array[index] for index in self.names])
+
+    def _format_notes(self) -> str:
+        """The notes, as text after semicolons."""
+        return "".join(f"; {note}" for note in self.notes)
+
+    def _format_shape(self) -> str:
+        """The sizes of the axes, and the number of examples, as text."""
+        counts = [(axis, len(self.labels[axis])) for axis in self.axes]
+        axes = " x ".join(_format_count(count, axis) for axis, count in counts) or "all together"
+        return f"{axes}, {_format_count(self.examples, 'example')}"
+
+
+def _format_count(count: int, noun: str) -> str:
+    """A count with its noun."""
+    noun, tail = ("word", " read") if noun == "read" else (noun, "")
+    return f"{count:,} {noun}{'' if count == 1 else 's'}{tail}"
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Results of sweeps: the effect of each cell on the metric, by example, with standard errors and intervals.
+
+
+BOOTSTRAP_CHUNK_SIZE = 2**23  # resampled means at once, 64 MB
+MEDIATION_PARTS = ("direct", "indirect", "interaction")
+MAX_HTML_ROWS = 12  # rows in a notebook
+DEFAULT_TOP_COUNT = 5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Sweep(CellResult):
+    """The result of `bt.sweep`: the metric with each cell patched, and the metric of the clean and the corrupt run.
+
+    An *effect* is `outcomes - base`, where `base` is the run that is patched: the corrupt run, or the clean run with
+    `direction="noise"`. Standard errors and intervals are over the examples.
+
+    Attributes:
+        at: The argument `at` of the sweep.
+        axes: The names of the axes of the result.
+        labels: The labels along each axis, such as the tokens of the words.
+        positions: The positions along each axis: the numbers of its slices, heads or words.
+        names: The name of each cell, by its index along the axes.
+        clean: The metric of the clean run, `[example]`; None for an ablation of the corrupt run.
+        corrupt: The metric of the corrupt run, `[example]`; None for an ablation of the clean run.
+        parts: The axes and the cells of each item of `at`, if it is a list; `part` returns the results of one item.
+        direction: `"denoise"`, clean values patched into the corrupt run, or `"noise"`, the reverse.
+        metric: The metric: its node and states, or the parameters of a function.
+        aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
+            if they are unknown.
+        special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
+        digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
+            run; empty if they are unknown.
+        notes: What to consider: that no cell changes the metric, or that some examples have a gradient of zero.
+        outcomes: The metric with each cell patched, `[*axes, example]`; NaN at positions without a cell, such as an
+            arrow that the mask excludes.
+        first_order: Whether the outcomes are first-order estimates, without a run of any cell.
+        steps: The number of interpolated runs over which the gradient is averaged; 0 for the gradient at the base run.
+        calibration: Estimated and exact effects of some cells, with `check=`; else None.
+    """
+
+    _shapes = CellResult._shapes + "; outcomes: float64 *axes example"
+
+    outcomes: Tensor
+    first_order: bool = False
+    steps: int = 0
+    calibration: EstimateCalibration | None = None
+
+    @property
+    def effects(self) -> Tensor:
+        """The effect of each cell, `outcomes - base`, `[*axes, example]`."""
+        return self.outcomes - self.base
+
+    @property
+    def values(self) -> Tensor:
+        """The mean effect over the examples, `[*axes]`."""
+        return self.effects.mean(-1)
+
+    @property
+    def error(self) -> Tensor:
+        """The standard error of the mean effect, `[*axes]`; NaN with a single example."""
+        if self.examples == 1:
+            return torch.full_like(self.values, torch.nan)
+        return self.effects.std(-1) / math.sqrt(self.examples)
+
+    @property
+    def restored(self) -> Tensor:
+        """The mean outcome on a scale from the corrupt run, 0, to the clean run, 1, `[*axes]`.
+
+        With `direction="denoise"` it is the mean effect as a fraction of the mean total effect. With `"noise"` the
+        effects are subtracted from a clean run, so it is 1 plus that fraction.
+        """
+        total = self.total.mean()
+        if not bool(total.abs() > 0) or not bool(total.isfinite()):
+            actual = f"a mean total effect of {float(total):g}"
+            expected = "a clean and a corrupt run with different metrics"
+            raise BNetError("restored", expected=expected, actual=actual, hint="Use values or effects")
+        return self.values / total + (self.direction == "noise")
+
+    def interval(self, confidence: float = 0.95, *, draws: int = 1000, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """The percentile bootstrap interval of the mean effect, over resampled examples.
+
+        Args:
+            confidence: The confidence level of the interval, from 0 to 1.
+            draws: The number of resamples, which all cells share.
+            seed: The seed of the resamples.
+
+        Returns:
+            The lower and the upper ends, `[*axes]` each.
+
+        Raises:
+            BNetError: There are fewer than 2 examples.
+        """
+        return bootstrap_interval(self.effects, confidence, draws, seed)
+
+    def __getitem__(self, name: str) -> float:
+        """The mean effect of a cell.
+
+        Args:
+            name: The name of the cell.
+
+        Returns:
+            The mean over the examples.
+        """
+        return float(self.values[self.index_of(name)])
+
+    def top(self, count: int = DEFAULT_TOP_COUNT) -> list[tuple[str, float]]:
+        """The cells with the largest absolute mean effects; ties are in the order of the cells.
+
+        Args:
+            count: The maximum number of cells.
+
+        Returns:
+            Pairs of the name of a cell and its mean effect, in decreasing order of the absolute effect.
+        """
+        values = self._get_cell_values(self.values)
+        magnitude = np.where(np.isnan(values), -1.0, np.abs(values))
+        greatest = magnitude.max(initial=1e-290, where=np.isfinite(magnitude))
+        ranked = np.round(magnitude / greatest, 6)  # effects that differ only by rounding are ties
+        order = np.argsort(-ranked, kind="stable")[: check_int("count", count)]
+        names = list(self.names.values())
+        return [(names[k], float(values[k])) for k in order.tolist() if magnitude[k] >= 0]
+
+    def marks(self) -> Mapping[str, str]:
+        """The marks of the strongest cells, for `s.draw("cells.svg", highlight=sweep)`; of edges, of both ends."""
+        strongest = [(name, f"{effect:+.2g}") for name, effect in self.top() if effect != 0]
+        if "edge" not in self.axes:
+            return dict(strongest)
+        ends = [(end.split("<")[0], label) for name, label in strongest for end in split_path(name)]
+        return {f"{end}_*": label for end, label in reversed(ends)}
+
+    def _get_effects(self) -> dict[str, Tensor]:
+        return {"": self.effects}
+
+    def _get_columns(self, examples: bool) -> dict[str, Tensor]:
+        if examples:
+            return {"outcome": self.outcomes, "effect": self.effects}
+        nan = torch.full_like(self.values, torch.nan)
+        low, high = (nan, nan) if self.examples == 1 else self.interval()
+        return {"effect": self.values, "error": self.error, "low": low, "high": high}
+
+    def __repr__(self) -> str:
+        best = "".join(f"; strongest {name} {effect:+.3g}" for name, effect in self.top(1))
+        return f"Sweep({self.at!r}, {self._format_shape()}{self._format_method()}{best}{self._format_notes()})"
+
+    def _format_notes(self) -> str:
+        """The calibration and the notes, as text after semicolons."""
+        check = "" if self.calibration is None else f"; {self.calibration.format_line()}"
+        return check + super()._format_notes()
+
+    def format_order(self) -> str:
+        """Whether effects are estimated, as text.
+
+        Returns:
+            `", to first order"`, with the number of steps of integrated gradients; an empty string for exact effects.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog", "sat"])
+        >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
+        >>> found = bt.sweep(clean, corrupt, at="a", metric={"y_2": ("cat", "dog")}, first_order=True, steps=8)
+        >>> found.format_order()
+        ', to first order over 8 steps'
+        """
+        order = ", to first order" if self.first_order else ""
+        return order + (f" over {self.steps} steps" if self.steps else "")
+
+    def _format_method(self) -> str:
+        """The direction and the order of the effects, as text after a comma; empty for an exact sweep by denoising."""
+        return (", corrupt into clean" if self.direction == "noise" else "") + self.format_order()
+
+    def _repr_html_(self) -> str:
+        runs = {"clean": self.clean, "corrupt": self.corrupt}
+        means = [f"{name} {float(run.mean()):.3g}" for name, run in runs.items() if run is not None]
+        summary = f"{self.at}: {self._format_shape()}{self._format_method()}; "
+        summary += ", ".join(means if len(means) == 2 else ["an ablation", *means])
+        summary += self._format_notes()
+        return _render_html(self, summary, {"effect": self.values, "standard error": self.error})
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Mediation(CellResult):
+    """The result of `bt.mediation`: the natural effects (Pearl 2001) of each cell M, as parts of the total effect.
+
+    The total effect is `clean - corrupt`. *indirect*: the corrupt run with the clean M, minus the corrupt run.
+    *direct*: the clean run with the corrupt M, minus the corrupt run. *interaction*: `total - direct - indirect`, which
+    is 0 in a linear net. `of("direct")` returns one of the three as a `Sweep`, with errors and intervals.
+
+    Attributes:
+        at: The argument `through` of the mediation.
+        axes: The names of the axes of the result.
+        labels: The labels along each axis, such as the tokens of the words.
+        positions: The positions along each axis: the numbers of its slices, heads or words.
+        names: The name of each cell, by its index along the axes.
+        clean: The metric of the clean run, `[example]`.
+        corrupt: The metric of the corrupt run, `[example]`.
+        parts: The axes and the cells of each item of `through`, if it is a list.
+        direction: `"denoise"`; the direct effects are computed by noising.
+        metric: The metric: its node and states, or the parameters of a function.
+        aligned: The aligned tokens of the clean and the corrupt run along the axes of words, such as "sat / ran"; empty
+            if they are unknown.
+        special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
+        digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
+            run; empty if they are unknown.
+        notes: What to consider: that no cell changes the metric, in both directions.
+        indirect_outcomes: The metric of the corrupt run with the clean M, `[*axes, example]`.
+        direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.
+    """
+
+    _shapes = CellResult._shapes + "; indirect_outcomes direct_outcomes: float64 *axes example"
+
+    clean: Tensor
+    corrupt: Tensor
+    indirect_outcomes: Tensor
+    direct_outcomes: Tensor
+
+    @property
+    def direct(self) -> Tensor:
+        """The mean direct effect, which bypasses the cell, `[*axes]`."""
+        return self.of("direct").values
+
+    @property
+    def indirect(self) -> Tensor:
+        """The mean indirect effect, through the cell, `[*axes]`."""
+        return self.of("indirect").values
+
+    @property
+    def interaction(self) -> Tensor:
+        """The mean interaction, `total - direct - indirect`, `[*axes]`."""
+        return self.of("interaction").values
+
+    def of(self, part: str) -> Sweep:
+        """One part of the total effect as a sweep, with errors and intervals.
+
+        Args:
+            part: `"direct"`, `"indirect"` or `"interaction"`.
+
+        Returns:
+            A sweep whose effects are this part.
+        """
+        check_choice("part", part, MEDIATION_PARTS)
+        direct, indirect = self.direct_outcomes, self.indirect_outcomes
+        by_part = {"direct": direct, "indirect": indirect}
+        outcomes = by_part.get(part, self.clean + self.corrupt - direct - indirect + self.corrupt)
+        return Sweep(**{item.name: getattr(self, item.name) for item in fields(CellResult)}, outcomes=outcomes)
+
+    def __getitem__(self, name: str) -> dict[str, float]:
+        """The mean effects of a cell.
+
+        Args:
+            name: The name of the cell.
+
+        Returns:
+            The mean over the examples of each part: direct, indirect and interaction.
+        """
+        index = self.index_of(name)
+        return {part: float(self.of(part).values[index]) for part in MEDIATION_PARTS}
+
+    def top(self, count: int = DEFAULT_TOP_COUNT) -> list[tuple[str, float]]:
+        """The cells with the largest absolute indirect effects.
+
+        Args:
+            count: The maximum number of cells.
+
+        Returns:
+            Pairs of the name of a cell and its mean indirect effect, in decreasing order of the absolute effect.
+        """
+        return self.of("indirect").top(count)
+
+    def marks(self) -> Mapping[str, str]:
+        """The marks of the cells of the strongest indirect effects, for `s.draw("cells.svg", highlight=mediation)`."""
+        return self.of("indirect").marks()
+
+    def _get_effects(self) -> dict[str, Tensor]:
+        return {part: self.of(part).effects for part in MEDIATION_PARTS}
+
+    def _get_columns(self, examples: bool) -> dict[str, Tensor]:
+        if examples:
+            return self._get_effects()
+        columns = {part: self.of(part)._get_columns(examples) for part in MEDIATION_PARTS}
+        flat = ((part, name, values) for part, table in columns.items() for name, values in table.items())
+        return {part if name == "effect" else f"{part}_{name}": values for part, name, values in flat}
+
+    def __repr__(self) -> str:
+        best = "".join(f"; most through {name}, {effect:+.3g}" for name, effect in self.top(1))
+        total = f"total {float(self.total.mean()):+.3g}"
+        return f"Mediation({self.at!r}, {self._format_shape()}, {total}{best}{self._format_notes()})"
+
+    def _repr_html_(self) -> str:
+        summary = f"through {self.at}: {self._format_shape()}; total effect {float(self.total.mean()):+.3g}"
+        summary += self._format_notes()
+        return _render_html(self, summary, {part: self.of(part).values for part in MEDIATION_PARTS})
+
+
+def bootstrap_interval(effects: Tensor, confidence: float, draws: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The percentile bootstrap interval (Efron 1979) of the mean over the last dim.
+
+    Args:
+        effects: The effects, `[*axes, example]`.
+        confidence: The confidence level of the interval, from 0 to 1.
+        draws: The number of resamples, shared by all other dims.
+        seed: The seed of the resamples.
+
+    Returns:
+        The lower and the upper ends, `[*axes]` each.
+    """
+    check_fraction("confidence", confidence)
+    count, draws = effects.shape[-1], check_int("draws", draws)
+    generator = np.random.default_rng(check_seed(seed))
+    if count < 2:
+        raise BNetError("interval", expected="at least 2 examples", actual=count)
+    # The mean of a resample is the product of the effects and the frequencies of the examples in it, so that all cells
+    # and resamples are one matrix product.
+    weights = np.zeros((draws, count))  # the frequency of each example in each resample
+    np.add.at(weights, (np.arange(draws)[:, None], generator.integers(0, count, (draws, count))), 1 / count)
+    flat = to_numpy(effects.double().reshape(-1, count))
+    ends = np.full((2, len(flat)), np.nan)
+    quantiles = ((1 - confidence) / 2, (1 + confidence) / 2)
+    step = max(1, BOOTSTRAP_CHUNK_SIZE // draws)
+    for first in range(0, len(flat), step):
+        part = slice(first, first + step)
+        with np.errstate(invalid="ignore"):  # the interval of an infinite effect is NaN
+            ends[:, part] = np.quantile(flat[part] @ weights.T, quantiles, axis=1)
+    low, high = torch.from_numpy(ends).reshape(2, *effects.shape[:-1])
+    return low, high
+
+
+def _render_html(result: Sweep | Mediation, summary: str, columns: Mapping[str, Tensor]) -> str:
+    """The strongest cells as an HTML table with these columns."""
+    import pandas as pd
+
+    names = [name for name, _ in result.top(MAX_HTML_ROWS)]
+    numbers = {column: [float(values[result.index_of(name)]) for name in names] for column, values in columns.items()}
+    table = pd.DataFrame({"cell": names, **numbers}).to_html(index=False, float_format="{:.3g}".format, na_rep="")
+    more = (
+        f"<p>The {MAX_HTML_ROWS} strongest of {len(result.names):,}.</p>" if len(result.names) > MAX_HTML_ROWS else ""
+    )
+    return f"<p>{escape(summary)}</p>{table}{more}"

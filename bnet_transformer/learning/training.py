@@ -1,0 +1,876 @@
+"""`train`: gradient descent over minibatches with held-out losses, early stopping, checkpoints and resume."""
+
+from __future__ import annotations
+
+import html
+import math
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from tqdm import tqdm
+
+from bnet_transformer._core.checks import (
+    check_choice,
+    check_float,
+    check_int,
+    check_seed,
+    set_frozen,
+    suggest_config_for_options,
+)
+from bnet_transformer._core.distributed import DistributedContext, distributed_context, resolve_device, single_process
+from bnet_transformer._core.files import as_path, derive_seed, describe_code
+from bnet_transformer._core.process import translate_memory_errors
+from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.tensors import DeferredScalars, enable_gradients, fork_torch_rng, seed_rngs
+from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState, gather_parents
+from bnet_transformer.compiler.module import lay_out_value
+from bnet_transformer.data import Batch, Dataset
+from bnet_transformer.data.batch import UNOBSERVED, Task, check_has_words, infer_task, infer_trainable_task, is_observed
+from bnet_transformer.data.dataset import ExampleReader, read_dataset
+from bnet_transformer.declare import Network, NodeSpec, as_network
+from bnet_transformer.errors import BNetError, EvidenceError
+from bnet_transformer.inference.elimination import eliminate_choices, log_evidence
+from bnet_transformer.inference.factors import build_factors
+from bnet_transformer.learning import checkpoint
+from bnet_transformer.learning.checkpoint import (
+    FILE_NAME,
+    Checkpoints,
+    divergence_error,
+    lock_checkpoints,
+    read_checkpoint,
+)
+from bnet_transformer.reference import ATOL, BUDGET
+from bnet_transformer.tpm import Dropout
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["AdamW", "EarlyStopping", "Execution", "Trained", "load_checkpoint", "single_process", "train"]
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Configs of a run: the optimizer and its schedule, early stopping, the execution of a step, and the loop.
+
+
+SCHEDULES = ("constant", "cosine", "noam")
+Schedule = Callable[[int], float]
+PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class AdamW:
+    """The AdamW optimizer and the schedule of its learning rate.
+
+    Args:
+        rate: The peak learning rate, 0.001 by default. For the schedule `"noam"` it is a factor, 1 by default.
+        schedule: `"constant"`, `"cosine"` (decay to 0 at the last step) or `"noam"` (Vaswani et al. 2017).
+        warmup: The number of steps in which the learning rate rises linearly.
+        dim: The width of the hidden states, for the schedule `"noam"`; by default the width of the net.
+        betas: The decay rates of the first and second moment.
+        eps: A term that is added to the denominator for numerical stability.
+        weight_decay: The weight decay of matrices and tables. Biases and gains do not decay.
+        clip: The maximum norm of the gradient; None for no clipping.
+
+    Raises:
+        BNetError: If an option is out of range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.AdamW(0.01, schedule="cosine").highest_rate
+    0.01
+    """
+
+    rate: float | None = None
+    schedule: str = "constant"
+    warmup: int = 0
+    dim: int | None = None
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-9
+    weight_decay: float = 0.0
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("rate", "eps", "clip"):
+            if getattr(self, option) is not None:
+                set_frozen(self, **{option: check_float(option, getattr(self, option), above=0)})
+        check_choice("schedule", self.schedule, SCHEDULES)
+        set_frozen(self, warmup=check_int("warmup", self.warmup, minimum=0))
+        if self.dim is not None:
+            set_frozen(self, dim=check_int("dim", self.dim))
+        is_pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
+        if not is_pair or not all(0 <= check_float("betas", beta) < 1 for beta in self.betas):
+            raise BNetError("betas", expected="two numbers from 0 to below 1", actual=self.betas)
+        decay = check_float("weight_decay", self.weight_decay, minimum=0)
+        set_frozen(self, betas=tuple(map(float, self.betas)), weight_decay=decay)
+
+    @property
+    def highest_rate(self) -> float:
+        """The peak learning rate, or the factor of the Noam schedule."""
+        return self.rate or (1.0 if self.schedule == "noam" else 1e-3)
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """When training stops early.
+
+    Args:
+        patience: The number of consecutive held-out losses without an improvement after which training stops. The
+            result is then the net with the lowest held-out loss. It requires `held_out`. None runs all steps.
+        bound: The maximum loss. Training stops with an error if the loss is above it or not finite. None for no
+            maximum.
+
+    Raises:
+        BNetError: If an option is out of range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.EarlyStopping(patience=3).is_valid(2.0)
+    True
+    """
+
+    patience: int | None = None
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.patience is not None:
+            set_frozen(self, patience=check_int("patience", self.patience))
+        if self.bound is not None:
+            set_frozen(self, bound=check_float("bound", self.bound))
+
+    def is_valid(self, loss: float, grad_norm: float = 0.0) -> bool:
+        """Return True if training may continue after this loss and gradient norm.
+
+        Args:
+            loss: The loss of the step.
+            grad_norm: The norm of the gradient of the step.
+
+        Returns:
+            True if both are finite and the loss is at most `bound`.
+        """
+        return math.isfinite(loss + grad_norm) and (self.bound is None or loss <= self.bound)
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a step is executed. The results of all settings are equal up to rounding.
+
+    Args:
+        precision: `"bfloat16"` computes matrix products in bfloat16. None uses the dtype of the net; the name of this
+            dtype is also accepted.
+        compile: True compiles the net and its loss with `torch.compile`.
+
+    Raises:
+        BNetError: If an option has no such value.
+
+    >>> import bnet_transformer as bt
+    >>> bt.Execution(precision="bfloat16").compile
+    False
+    """
+
+    precision: str | None = None
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("precision", self.precision, (None, *PRECISIONS))
+        check_choice("compile", self.compile, (True, False))
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The options of `train` that, with the net and the data, determine the losses."""
+
+    batch: int = 32
+    smoothing: float = 0.0
+    words: int | None = None
+    seed: int = 0
+    optimizer: AdamW = AdamW()
+    early_stopping: EarlyStopping = EarlyStopping()
+    execution: Execution = Execution()
+
+    def __post_init__(self) -> None:
+        set_frozen(self, batch=check_int("batch", self.batch), smoothing=check_float("smoothing", self.smoothing))
+        if not 0 <= self.smoothing < 1:
+            raise BNetError("smoothing", expected="a number of at least 0 and below 1", actual=self.smoothing)
+        if self.words is not None:
+            set_frozen(self, words=check_int("words", self.words))
+        set_frozen(self, seed=check_seed(self.seed))
+        for option, kind in (("optimizer", AdamW), ("early_stopping", EarlyStopping), ("execution", Execution)):
+            if not isinstance(getattr(self, option), kind):
+                raise BNetError(option, expected=f"a bt.{kind.__name__}(...)", actual=getattr(self, option))
+
+    def check(self, task: Task) -> None:
+        """Raise an error if an option does not apply to the net."""
+        if self.smoothing and task.has_choices:
+            raise BNetError(
+                "smoothing", expected="0, because the readouts depend on latent choices", actual=self.smoothing
+            )
+        if self.smoothing and any(readout.tpm.kind == "continuous" for readout in task.readouts):
+            raise BNetError("smoothing", expected="0, because a readout is real-valued", actual=self.smoothing)
+        precision, dtype = self.execution.precision, task.network.dtype
+        requested = PRECISIONS.get(precision or "")
+        if requested not in (None, torch.bfloat16, dtype):
+            hint = f"Convert the net with net.to({requested}), or use precision='bfloat16'"
+            raise BNetError("precision", expected=f"the dtype of the net, {dtype}", actual=precision, hint=hint)
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    """Evaluation, checkpoints and the progress bar of a run.
+
+    Args:
+        every: The number of steps between two evaluations (and checkpoints); None for ten evaluations in a run.
+        checkpoints: The folder of checkpoints; None for no checkpoints.
+        progress: True shows a progress bar, False none; None shows one only in a terminal.
+    """
+
+    every: int | None = None
+    checkpoints: Checkpoints | None = None
+    progress: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("progress", self.progress, (True, False, None))
+        if self.every is not None:
+            set_frozen(self, every=check_int("every", self.every))
+
+    @property
+    def shared_settings(self) -> tuple[object, ...]:
+        """The settings that must be equal on all ranks, because the ranks wait for each other at an evaluation."""
+        return self.every, None if self.checkpoints is None else self.checkpoints.resume
+
+    def in_subfolder(self, name: str) -> LoopConfig:
+        """Return the config of a part of the run, whose checkpoints are in a subfolder."""
+        if self.checkpoints is None:
+            return self
+        return replace(self, checkpoints=replace(self.checkpoints, folder=Path(self.checkpoints.folder) / name))
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """True if there is a checkpoint to resume from."""
+        return self.checkpoints is not None and self.checkpoints.create_path().exists()
+
+    def is_evaluation_step(self, step: int, steps: int) -> bool:
+        """Return True if the run evaluates and saves after this step. The last step always does."""
+        return step % (self.every or max(1, steps // 10)) == 0 or step == steps
+
+    def progress_bar(self, ranks: DistributedContext, steps: int, initial: int, unit: str = "step") -> Any:
+        """Create the progress bar of a run. Only the main process shows it."""
+        hide = True if not ranks.is_main_process or self.progress is False else False if self.progress else None
+        return tqdm(total=steps, initial=initial, disable=hide, unit=unit, leave=False)
+
+
+@contextmanager
+def defer_interrupt() -> Iterator[list[int]]:
+    """Record Ctrl-C in the yielded list, so that the step finishes first. A second Ctrl-C interrupts immediately."""
+    interrupts: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupts:
+            raise KeyboardInterrupt
+        interrupts.append(number)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupts
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim: int | None) -> Schedule:
+    """Return the learning rate as a function of the step, counted from 1.
+
+    >>> noam = create_schedule("noam", None, 400, 1000, 512)
+    >>> round(noam(400) / noam(1600), 6)                    # rises to the warm-up, then falls as 1/sqrt(step)
+    2.0
+    """
+    factor = AdamW(rate, kind).highest_rate
+    if kind == "noam":  # Vaswani et al. 2017, equation 3
+        if warmup < 1 or dim is None:
+            actual = f"warmup={warmup}, dim={dim}"
+            expected = "warmup= of at least 1 and the width of the hidden states, dim="
+            raise BNetError("schedule='noam'", expected=expected, actual=actual)
+        return lambda step: factor * dim**-0.5 * min(step**-0.5, step * warmup**-1.5)
+
+    def schedule(step: int) -> float:
+        warmup_factor = min(1.0, step / warmup) if warmup else 1.0
+        if kind == "constant" or step <= warmup:
+            return factor * warmup_factor
+        # Loshchilov and Hutter 2017, equation 5, without restarts
+        return factor * 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(1, steps - warmup))))
+
+    return schedule
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The loss of training, and the state of a run: one step, the evaluation, checkpoints.
+
+
+Loss = Callable[[CompiledModule, Batch], Tensor]
+IMPOSSIBLE_LOSS = 1e20  # below the mean loss of any batch with probability zero, which is -LOG_ZERO over its words
+
+
+class TrainingLoss(nn.Module):
+    """The summed loss of a batch, over its observed words; for a loss function of the user, over its sentences.
+
+    The loss is `- log P(y | x)`. If the readouts depend on latent choices, they are summed out exactly.
+    """
+
+    def __init__(self, module: CompiledModule, task: Task, smoothing: float = 0.0, loss_fn: Loss | None = None) -> None:
+        super().__init__()
+        self.module, self.task, self.smoothing, self.loss_fn = module, task, smoothing, loss_fn
+        self.readout_names = tuple(readout.group.name for readout in task.readouts)
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Compute the summed loss, `[]`. Divided by `count_terms` it is the mean."""
+        if self.loss_fn is not None:
+            loss = self.loss_fn(self.module, batch)
+            if not isinstance(loss, Tensor) or loss.dim() or not loss.is_floating_point():
+                expected = "a function that returns the mean over the batch as a tensor of one number"
+                raise BNetError("loss", expected=expected, actual=loss)
+            if torch.is_grad_enabled() and not loss.requires_grad:
+                raise BNetError("loss", expected="a tensor that depends on trainable parameters")
+            return loss * len(batch)
+        if self.task.has_choices:
+            request = ExecutionRequest((), batch.x, batch.mask, training=self.training, check_values=False)
+            state, factors = build_factors(self.module, batch.evidence, None, request, atol=ATOL, budget=BUDGET)
+            return -eliminate_choices(state, factors).sum()
+        state, _ = self.module.run(ExecutionRequest(self.readout_names, batch.x, batch.mask, check_values=False))
+        smoothing = self.smoothing if self.training else 0.0
+        observed = batch.observed
+        parts = [
+            _negative_log_likelihood(state, readout, observed[name], smoothing)
+            for name, readout in zip(self.readout_names, self.task.readouts, strict=True)
+        ]
+        return torch.stack(parts).sum()
+
+    def count_terms(self, batch: Batch) -> int:
+        """Count the terms of the sum: observed words, or sentences for a loss function of the user."""
+        return len(batch) if self.loss_fn is not None else batch.count
+
+
+def _negative_log_likelihood(state: ExecutionState, readout: NodeSpec, observed: Tensor, smoothing: float) -> Tensor:
+    """Compute `- sum log P(y)` of a readout over its observed words, `[]`."""
+    context, parents = gather_parents(state, readout)
+    index = readout.group.index
+    if readout.tpm.kind == "discrete":
+        logits, target = readout.tpm.logits(context, *parents), lay_out_value(state, index, observed)
+        shape = torch.broadcast_shapes(logits.shape[:-1], target.shape)
+        flat = logits.expand(*shape, logits.shape[-1]).reshape(-1, logits.shape[-1])
+        return functional.cross_entropy(
+            flat, target.expand(shape).reshape(-1), ignore_index=UNOBSERVED, reduction="sum", label_smoothing=smoothing
+        )
+    is_known = is_observed(observed)
+    value = observed.masked_fill(~is_known[..., None], 0.0)
+    log_prob = readout.tpm.log_prob(context, lay_out_value(state, index, value), *parents)
+    weight = lay_out_value(state, index, is_known.to(log_prob.dtype)[..., None].expand_as(value))[..., 0]
+    return -(log_prob * weight).sum()
+
+
+class PreparedBatch(NamedTuple):
+    """The input of a step: the shard of a batch of this process, the divisor of the summed loss, and the stop flag."""
+
+    batch: Batch
+    divisor: Tensor
+    should_stop: Tensor
+
+
+class Trainer:
+    """A net in training: a copy of its parameters, the optimizer, and the losses so far.
+
+    A step is `prepare_batch`, `compute_gradients`, `update_parameters`. None of them waits for the device, so the host
+    runs ahead of it. `drain_losses` reads the losses that are finished.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        config: TrainConfig,
+        steps: int,
+        ranks: DistributedContext,
+        loss: Loss | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        config.check(task)
+        optimizer = config.optimizer
+        network = task.network
+        network.check_single_dtype()
+        parameters = {name: value.detach().clone().to(ranks.device) for name, value in network.parameters.items()}
+        self.network, self.config, self.ranks, self.settings = network, config, ranks, dict(settings)
+        self.module = CompiledModule(network.with_parameters(parameters))
+        if loss is None:
+            read = {m.param_prefix for readout in task.readouts for m in network.ancestral_specs(readout)}
+            for name, value in self.module.store.items():
+                value.requires_grad_(value.requires_grad and name.rpartition("/")[0] in read)
+        self.training_loss = TrainingLoss(self.module, task, config.smoothing, loss)
+        if config.execution.compile:
+            self.training_loss.compile()
+        # A check depends on values, so `torch.compile` would compile a loss twice: with the check and without it.
+        self.should_check_values = not (config.execution.compile and ranks.device.type == "cuda")
+        self.ddp_module: nn.Module = self.training_loss
+        if ranks.world_size > 1:
+            devices = [ranks.device.index] if ranks.device.type == "cuda" else None
+            self.ddp_module = nn.parallel.DistributedDataParallel(
+                self.training_loss, device_ids=devices, find_unused_parameters=loss is not None
+            )
+        self.trainable_parameters = [(k.replace("/", "."), v) for k, v in self.module.store.items() if v.requires_grad]
+        if not self.trainable_parameters:
+            expected = "a net with trainable parameters"
+            raise BNetError("net", expected=expected, hint="Unfreeze parameters, or train another net")
+        self.optimizer = create_optimizer(network, self.trainable_parameters, optimizer)
+        dim = optimizer.dim or get_state_width(network)
+        self.schedule = create_schedule(optimizer.schedule, optimizer.rate, optimizer.warmup, steps, dim)
+        self.is_stochastic = loss is not None or any(map(_is_stochastic, network.specs))
+        self.step = 0  # the number of completed steps
+        self.deferred_scalars = DeferredScalars.for_device(ranks.device)  # loss, gradient norm, stop flag of a step
+        self.losses: list[float] = []  # at least the losses of completed steps: a loss is known before its update
+        self.held_out: list[tuple[int, float]] = []
+        self.best: dict[str, Tensor] = {}
+        self.saved_step: int | None = None  # the step of the checkpoint on disk
+
+    def prepare_batch(self, batch: Batch, should_stop: bool = False) -> PreparedBatch:
+        """Move this process's shard of a batch to the device, with the divisor of the summed loss.
+
+        The batch is checked here, on the host. The stop flag `should_stop` is shared with the other processes.
+        """
+        count, device = self.training_loss.count_terms(batch), self.ranks.device
+        if not count:
+            raise BNetError("data", expected="at least one observed word in every batch")
+        # A loss of the user may pass any values. A check on a GPU waits for the device, so it is done only in step 0.
+        self.module.check_values = self.should_check_values and (device.type == "cpu" or not self.step)
+        if batch.mask is not None and self.training_loss.loss_fn is None:
+            self.module.check_mask(self.training_loss.readout_names, batch.x, batch.mask)
+        if self.ranks.world_size > 1:
+            batch = batch.shard(self.ranks.rank, self.ranks.world_size)
+        numbers = (torch.full((), float(n), dtype=torch.float64, device=device) for n in (count, should_stop))
+        return PreparedBatch(batch.to(device, self.network.dtype), *numbers)
+
+    def compute_gradients(self, prepared: PreparedBatch) -> None:
+        """Compute the gradient of a batch and clip it. The parameters do not change."""
+        if self.is_stochastic:
+            seed_rngs(derive_seed(self.config.seed, "dropout", self.step, self.ranks.rank), self.ranks.device)
+        if not self.ddp_module.training:
+            self.ddp_module.train()
+        mean = self._summed_loss(prepared.batch).double() / prepared.divisor
+        (mean * self.ranks.world_size).backward()  # DDP averages the gradients of the ranks
+        loss, should_stop = self.ranks.all_reduce(torch.stack([mean.detach(), prepared.should_stop]))
+        parameters = [value for _, value in self.trainable_parameters]
+        grad_norm = get_total_norm([value.grad for value in parameters if value.grad is not None])
+        if self.config.optimizer.clip is not None:
+            clip_grads_with_norm_(parameters, self.config.optimizer.clip, grad_norm)
+        self.deferred_scalars.append(torch.stack([loss, grad_norm.double(), should_stop]))
+
+    def update_parameters(self) -> None:
+        """Take one step of the optimizer along the gradient."""
+        rate, max_value = self.schedule(self.step + 1), torch.finfo(self.network.dtype).max
+        if max(rate / (1 - self.config.optimizer.betas[0]), rate * self.config.optimizer.weight_decay) > max_value:
+            expected = f"a learning rate whose step does not overflow {self.network.dtype}"
+            raise BNetError("rate", expected=expected, actual=rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+
+    def drain_losses(self, *, all: bool = False) -> Iterator[tuple[float, float, bool]]:
+        """Iterate over the loss, gradient norm and stop flag of the finished steps, oldest first.
+
+        `all` also waits for the steps that are not finished.
+        """
+        for loss, grad_norm, should_stop in self.deferred_scalars.pop_ready(all=all):
+            yield loss, grad_norm, should_stop > 0
+            self.losses.append(loss)
+
+    def check_possible(self, loss: float, dataset: Dataset, step: int) -> None:
+        """Raise an error if the loss of a step is that of an impossible observation; the error names the first.
+
+        Only such a loss requires another pass, on the net as it was before the first step.
+        """
+        has_choices = self.training_loss.loss_fn is None and self.training_loss.task.has_choices
+        if not (has_choices and loss > IMPOSSIBLE_LOSS):
+            return
+        batch = dataset(step).to(self.ranks.device, self.network.dtype)
+        module = CompiledModule(self.network).to(self.ranks.device).eval()
+        try:
+            with torch.no_grad():
+                log_evidence(module, batch.evidence, batch.x, batch.mask)
+        except EvidenceError as error:
+            raise EvidenceError(f"{error.subject} in the batch of step {step + 1}", **error.parts) from error
+
+    def evaluate(self, batches: list[Batch]) -> float:
+        """Compute the mean loss of held-out data, without dropout and label smoothing."""
+        self.ddp_module.eval()
+        with torch.no_grad():
+            losses = [self._summed_loss(self.prepare_batch(batch).batch).double() for batch in batches]
+        total = float(self.ranks.all_reduce(torch.stack(losses).sum()))
+        return total / sum(map(self.training_loss.count_terms, batches))
+
+    def _summed_loss(self, batch: Batch) -> Tensor:
+        """Compute this process's part of the summed loss."""
+        is_mixed = self.config.execution.precision == "bfloat16"
+        with torch.autocast(self.ranks.device.type, torch.bfloat16, enabled=is_mixed):
+            loss: Tensor = self.ddp_module(batch)
+        return loss
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return the current parameters."""
+        return {name: self.module.store[name.replace(".", "/")].detach() for name in self.network.parameters}
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint."""
+        tensors = {f"net/{name}": value for name, value in self.parameters().items()}
+        for name, value in self.trainable_parameters:
+            state = self.optimizer.state.get(value)
+            if not state:  # the loss of the user does not depend on this parameter
+                continue
+            tensors[f"first/{name}"] = state["exp_avg"]
+            tensors[f"second/{name}"] = state["exp_avg_sq"]
+            tensors[f"count/{name}"] = state["step"]
+        tensors |= {f"best/{name}": value for name, value in self.best.items()}
+        if self.ranks.is_main_process:
+            losses = tuple(self.losses[: self.step])
+            state = checkpoint.Checkpoint(self.step, tensors, losses, tuple(self.held_out), self.settings)
+            checkpoint.write_checkpoint(path, self.network, state)
+        self.saved_step = self.step
+        self.ranks.barrier()
+
+    def restore(self, path: Path, *, changeable: Collection[str] = ()) -> None:
+        """Load the state of a checkpoint. The `changeable` settings may differ from the settings in it."""
+        saved = checkpoint.read_checkpoint(path, self.network)
+        checkpoint.check_settings(path, saved, self.settings, changeable)
+        with torch.no_grad():
+            for name, value in saved.get_tensors("net").items():
+                self.module.store[name.replace(".", "/")].copy_(value)
+        first, second, count = (saved.get_tensors(heading) for heading in ("first", "second", "count"))
+        for name, value in self.trainable_parameters:
+            if name in first:
+                self.optimizer.state[value] = {
+                    "step": count[name].to(value.device),
+                    "exp_avg": _copy_with_layout(first[name], value),
+                    "exp_avg_sq": _copy_with_layout(second[name], value),
+                }
+        self.losses, self.held_out = list(saved.losses), list(saved.held_out)
+        self.step = self.saved_step = saved.step
+        self.best = {name: value.to(self.ranks.device) for name, value in saved.get_tensors("best").items()}
+
+
+def get_resume_settings(
+    config: TrainConfig, reader: ExampleReader, data: Dataset, held_out: Dataset | None, loss: Loss | None, steps: int
+) -> dict[str, Any]:
+    """Return the settings that must be equal in a resumed run and in the run that wrote the checkpoint."""
+    settings = {name: getattr(config, name) for name in ("batch", "smoothing", "words", "seed")}
+    settings |= {**vars(config.optimizer), "precision": config.execution.precision, "data": data.digest()}
+    settings |= {"start": reader.start, "stop": reader.stop}
+    settings["held_out"] = None if held_out is None else held_out.digest()
+    settings["loss"] = None if loss is None else describe_code(loss)
+    return settings | ({"steps": steps} if config.optimizer.schedule == "cosine" else {})
+
+
+def _copy_with_layout(value: Tensor, like: Tensor) -> Tensor:
+    """Copy a tensor to the memory layout of a parameter, which the fused step of AdamW requires."""
+    return torch.empty_like(like, requires_grad=False).copy_(value)
+
+
+def _is_stochastic(spec: NodeSpec) -> bool:
+    """Return True if a node may draw random numbers in training; a TPM of another package may."""
+    is_builtin = type(spec.tpm).__module__.partition(".")[0] == __name__.partition(".")[0]
+    return not is_builtin or (isinstance(spec.tpm, Dropout) and spec.tpm.p > 0)
+
+
+def get_state_width(network: Network) -> int | None:
+    """Return the width of the hidden states for the Noam schedule: of the last stack whose state is a vector."""
+    for stack in reversed(network.declaration.stacks):
+        for spec in reversed(network.specs):
+            if spec.group.stack == stack.name and spec.group.role in stack.states and len(spec.shape) == 1:
+                return spec.shape[0]
+    return None
+
+
+def create_optimizer(
+    network: Network, trainable_parameters: Sequence[tuple[str, nn.Parameter]], options: AdamW
+) -> torch.optim.AdamW:
+    """Create a fused AdamW. Matrices and tables decay; vectors (biases, gains) do not."""
+    # Decoupled weight decay (Loshchilov and Hutter 2019). Biases and gains have no scale that decay could regularise.
+    ranks = {f"{m.param_prefix}.{name}": len(p.shape) for m in network.specs for name, p in m.parameters.items()}
+    matrices = [value for name, value in trainable_parameters if ranks[name] >= 2]
+    vectors = [value for name, value in trainable_parameters if ranks[name] < 2]
+    groups = [{"params": matrices, "weight_decay": options.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    non_empty = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(non_empty, lr=0.0, betas=options.betas, eps=options.eps, fused=True)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# `train`: the loop over minibatches with held-out losses, early stopping, checkpoints and resume; and its result.
+
+
+N = TypeVar("N")  # a Network, or a BNet that holds one
+
+
+@dataclass(frozen=True)
+class Trained(SavedResult, Generic[N]):
+    """A trained net and its losses.
+
+    Attributes:
+        net: The trained net.
+        losses: The loss of each step.
+        held_out: The held-out losses, as pairs `(step, loss)`; steps are counted from 1.
+        steps: The number of steps.
+    """
+
+    net: N
+    losses: tuple[float, ...] = field(repr=False)
+    held_out: tuple[tuple[int, float], ...] = field(repr=False)
+    steps: int
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """Return one row for each step: `loss`, and `held_out` at the steps with an evaluation."""
+        import pandas as pd
+
+        rows = pd.DataFrame({"loss": self.losses}, index=pd.RangeIndex(1, len(self.losses) + 1, name="step"))
+        rows["held_out"] = pd.Series(dict(self.held_out), dtype=float)
+        return rows
+
+    def _repr_html_(self) -> str:
+        """Return the net, the first and the last step, and the last ten evaluations, as HTML."""
+        frame = self.to_dataframe()
+        ends, measured = frame.index[:1].union(frame.index[-1:]), frame.index[frame["held_out"].notna()]
+        table = frame.loc[ends.union(measured[-10:])].to_html(float_format="{:.4f}".format, na_rep="")
+        return f"<p>{html.escape(repr(self.net))}, {self.steps} steps</p>{table}"
+
+
+@suggest_config_for_options(
+    optimizer=(AdamW,), early_stopping=(EarlyStopping,), checkpoints=(Checkpoints,), execution=(Execution,)
+)
+@enable_gradients()
+def train(
+    net: N,
+    data: object,
+    *,
+    steps: int | None = None,
+    epochs: int | None = None,
+    batch: int = 32,
+    loss: Loss | None = None,
+    smoothing: float = 0.0,
+    optimizer: AdamW = AdamW(),
+    words: int | None = None,
+    start: object = None,
+    stop: object = None,
+    held_out: object = None,
+    every: int | None = None,
+    early_stopping: EarlyStopping = EarlyStopping(),
+    checkpoints: Checkpoints | str | Path | None = None,
+    execution: Execution = Execution(),
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    progress: bool | None = None,
+) -> Trained[N]:
+    """Train a net on the log probability of its readouts with AdamW. `net` itself does not change.
+
+    If the readout predicts the next word, the targets are the words themselves. Ctrl-C finishes the step, writes a
+    checkpoint and raises KeyboardInterrupt. Under torchrun each process computes a shard of each batch.
+
+    Args:
+        net: A net with a readout, or any net if `loss` is set.
+        data: A list of sentences or pairs, an array `[sentence, word]`, a pair of arrays, a file of tokens (cut into
+            windows of `words`), or a function from the step to any of these, which returns one batch.
+        steps: The total number of steps. Set either `steps` or `epochs`.
+        epochs: The number of passes over the data.
+        batch: The number of examples of a step, over all processes.
+        loss: A function `loss(module, batch)` that returns a mean, which replaces the negative log likelihood.
+        smoothing: Label smoothing: the share of each label that is spread over all states, from 0 to below 1.
+        optimizer: The optimizer and its schedule.
+        words: The number of words of a window, if the data is one stream of tokens.
+        start: A word before each sentence, for next-word prediction; None for no such word.
+        stop: A word after each sentence, for next-word prediction; None for no such word.
+        held_out: Data for the held-out loss, in the forms of `data`; None for no held-out loss.
+        every: The number of steps between two held-out losses (and checkpoints); None for ten in a run.
+        early_stopping: When training stops before its last step.
+        checkpoints: The folder of checkpoints, and whether the run resumes from one. A path starts a new run. None
+            writes no checkpoints.
+        execution: The precision and compilation of a step.
+        seed: The seed of the order of examples and of dropout.
+        device: The device to train on; None for the device of the net.
+        progress: True shows a progress bar, False none; None shows one only in a terminal.
+
+    Returns:
+        The trained net, its losses and its held-out losses.
+
+    Raises:
+        BNetError: If an option is out of range or does not apply to the net, or the loss diverges.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.decoder(8, heads=2, slices=1, vocabulary=["the", "cat", "sat"])
+    >>> data = ["the cat sat", "sat the cat"]
+    >>> trained = bt.train(net, data, steps=20, batch=2, optimizer=bt.AdamW(rate=0.01))
+    >>> trained.losses[0] > trained.losses[-1]
+    True
+    """
+    config = TrainConfig(batch, smoothing, words, seed, optimizer, early_stopping, execution)
+    loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
+    network = as_network(net)
+    if loss is not None and not callable(loss):
+        raise BNetError("loss", expected="a function loss(module, batch)", actual=loss)
+    check_has_words(network, "train", "bt.fit")
+    reader = ExampleReader(infer_trainable_task(network) if loss is None else infer_task(network), start, stop)
+    dataset = read_dataset(reader, data, batch, seed, words)
+    validation = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
+    total = _count_steps(steps, epochs, dataset)
+    validation_batches = [] if validation is None else validation.in_order()
+    patience = early_stopping.patience
+    if patience is not None and not validation_batches:
+        raise BNetError("patience requires held-out data", hint="Pass held_out=")
+    settings = get_resume_settings(config, reader, dataset, validation, loss, total)
+    with (
+        translate_memory_errors("train"),
+        distributed_context(resolve_device(device, network)) as ranks,
+        fork_torch_rng(ranks.device),
+        lock_checkpoints(loop.checkpoints, ranks.is_main_process),
+    ):
+        if ranks.world_size > 1:
+            first = dataset(0)
+            shared = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
+            around = (loop.shared_settings, early_stopping)
+            ranks.assert_same("train", **shared, steps=total, loop=around, execution=execution)
+        trainer = Trainer(reader.task, config, total, ranks, loss, settings)
+        _run_steps(trainer, dataset, validation_batches, loop, total)
+        parameters = trainer.best if patience is not None and trainer.best else trainer.parameters()
+    return _build_result(net, parameters, trainer.losses, trainer.held_out, trainer.step)
+
+
+def load_checkpoint(net: N, folder: str | Path, *, best: bool = False) -> Trained[N]:
+    """Load the result of a run from its checkpoint.
+
+    Args:
+        net: The net that was trained, or one of the same declaration.
+        folder: The folder of the checkpoint, or its file.
+        best: True for the parameters with the lowest held-out loss, False for the parameters of the last step.
+
+    Returns:
+        The net with the parameters of the checkpoint, and the losses up to it.
+
+    Raises:
+        FileError: If the folder contains no checkpoint of this net.
+        BNetError: If `best` is True and the run had no early stopping.
+    """
+    network, path = as_network(net), as_path(folder)
+    check_choice("best", best, (True, False))
+    saved = read_checkpoint(path / FILE_NAME if path.is_dir() else path, network)
+    parameters = saved.get_tensors("best" if best else "net")
+    if not parameters:
+        expected = "a checkpoint of a run with early_stopping=bt.EarlyStopping(patience=...)"
+        raise BNetError("best", expected=expected, hint="Use best=False")
+    return _build_result(net, parameters, saved.losses, saved.held_out, saved.step)
+
+
+def _build_result(
+    net: N, parameters: Mapping[str, Tensor], losses: Sequence[float], held_out: Sequence[tuple[int, float]], steps: int
+) -> Trained[N]:
+    """Create the result: a net of the caller's type, with the parameters on the devices of that net."""
+    network = as_network(net)
+    values = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
+    trained = network.with_parameters(values)
+    trained_net = trained if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(trained)
+    return Trained(cast(N, trained_net), tuple(losses), tuple(held_out), steps)
+
+
+def _count_steps(steps: int | None, epochs: int | None, dataset: Dataset) -> int:
+    """Compute the total number of steps."""
+    if (steps is None) == (epochs is None):
+        raise BNetError("give either steps= or epochs=", actual=f"steps={steps}, epochs={epochs}")
+    if steps is not None:
+        return check_int("steps", steps)
+    if dataset.epoch is None:
+        expected = "steps=, because data from a function of the step has no epochs"
+        raise BNetError("epochs", expected=expected, actual=epochs)
+    return check_int("epochs", epochs) * dataset.epoch
+
+
+def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: LoopConfig, steps: int) -> None:
+    """Run the remaining steps."""
+    # Step n computes the gradient and loss at the parameters after n - 1 updates, then updates them. A checkpoint of
+    # these parameters is written between the two, when their loss is known to be valid (`due`). So no checkpoint
+    # contains diverged parameters.
+    path = None
+    if loop.checkpoints is not None:
+        path, has_checkpoint = loop.checkpoints.prepare()
+        if has_checkpoint:
+            trainer.restore(path, changeable=loop.checkpoints.changeable)
+        if trainer.step > steps:
+            hint = "Use bnet_transformer.learning.training.load_checkpoint to load the net of the checkpoint"
+            expected = f"at least {trainer.step}, the step of {path}"
+            raise BNetError("steps", expected=expected, actual=steps, hint=hint)
+    trainer.ranks.barrier()
+    bar = loop.progress_bar(trainer.ranks, steps, trainer.step)
+    batch, due, stop = None, False, False  # due: a checkpoint is to be written when the loss of its parameters is known
+    with bar, defer_interrupt() as interrupts:
+        while trainer.step < steps and not stop and not _should_stop_early(trainer):
+            batch = dataset(trainer.step)
+            trainer.compute_gradients(trainer.prepare_batch(batch, bool(interrupts)))
+            stop = _drain_losses(trainer, dataset, path, all=path is not None and due)
+            if path is not None and due:
+                trainer.save(path)
+            trainer.update_parameters()
+            bar.update()
+            if not bar.disable and trainer.losses:
+                bar.set_postfix(loss=f"{trainer.losses[-1]:.4f}", refresh=False)
+            stop = stop or (trainer.ranks.world_size == 1 and bool(interrupts))
+            due = loop.is_evaluation_step(trainer.step, steps)
+            if held_out and not stop and due:
+                _drain_losses(trainer, dataset, path, all=True)
+                _evaluate_held_out(trainer, held_out)
+        _drain_losses(trainer, dataset, path, all=True)
+        if batch is not None:  # the last parameters are saved if their loss on the last batch is valid
+            loss = trainer.evaluate([batch])
+            if not trainer.config.early_stopping.is_valid(loss):
+                raise _divergence_error(trainer, f"loss {loss:g} on the batch of step {trainer.step}", path)
+            if path is not None:
+                trainer.save(path)
+    if stop:
+        raise KeyboardInterrupt
+
+
+def _drain_losses(trainer: Trainer, dataset: Dataset, path: Path | None, *, all: bool = False) -> bool:
+    """Read the finished losses, or `all`; raise an error for an invalid one. Return True if a process must stop."""
+    stop = False
+    for loss, grad_norm, should_stop in trainer.drain_losses(all=all):
+        trainer.check_possible(loss, dataset, len(trainer.losses))
+        if not trainer.config.early_stopping.is_valid(loss, grad_norm):
+            raise _divergence_error(trainer, f"loss {loss:g} and gradient norm {grad_norm:g}", path)
+        stop = stop or should_stop
+    return stop
+
+
+def _evaluate_held_out(trainer: Trainer, held_out: list[Batch]) -> None:
+    """Compute the held-out loss; with patience, keep the parameters with the lowest one."""
+    loss = trainer.evaluate(held_out)
+    best = min((loss for _, loss in trainer.held_out), default=math.inf)
+    trainer.held_out.append((trainer.step, loss))
+    if trainer.config.early_stopping.patience is not None and loss < best:
+        trainer.best = {name: value.clone() for name, value in trainer.parameters().items()}
+
+
+def _should_stop_early(trainer: Trainer) -> bool:
+    """Return True after `patience` held-out losses without an improvement."""
+    losses, patience = [loss for _, loss in trainer.held_out], trainer.config.early_stopping.patience
+    if patience is None or not losses:
+        return False
+    return len(losses) - 1 - losses.index(min(losses)) >= patience
+
+
+def _divergence_error(trainer: Trainer, received: str, path: Path | None) -> BNetError:
+    """Create the error of an invalid loss, with the last checkpoint and the remedies."""
+    bound = trainer.config.early_stopping.bound
+    expected = "a finite loss" if bound is None else f"a finite loss of at most {bound:g}"
+    rate = f"a rate= below {trainer.config.optimizer.highest_rate:g}"
+    remedies = f"{rate}, a longer warmup=, clip=1.0, or float32 instead of bfloat16"
+    return divergence_error(len(trainer.losses) + 1, expected, received, remedies, path, trainer.saved_step)
