@@ -17,7 +17,7 @@ import bnet_transformer as bt
 from benchmarks.harness import Figure, differences, figure, measure_peak, ratios, time_calls
 from benchmarks.limits import measure_limit
 from benchmarks.mixtures import use_one_thread
-from bnet_transformer.compiler import CompiledModule, ExecutionRequest
+from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.inference import Evidence, factors, posterior
 from bnet_transformer.tpm import Attention, Categorical, Concat, Given, Linear, Normal, Select, Weight
 
@@ -117,7 +117,7 @@ def _compare_passes(heads: int, dim: int, words: int) -> list[Figure]:
 
     def run(name: str) -> Tensor:
         module, do = settings[name]
-        state, plan = module.run(ExecutionRequest(("x_1",), x, do=do))
+        state, plan = module.execute(module.check_request(["x_1"], x, do=do))
         return state.values[plan.outputs[0]]
 
     def run_back(name: str) -> None:
@@ -403,7 +403,7 @@ def _compute_log_likelihoods(module: CompiledModule, x: Tensor, y: Tensor) -> Te
 def _record_passes(module: CompiledModule) -> Iterator[tuple[list[float], list[float]]]:
     """Record the seconds of each run of a module, and of each log likelihood of evidence."""
     times: tuple[list[float], list[float]] = [], []
-    run, log_likelihood = module.run, factors.evidence_log_prob
+    run, log_likelihood = module.execute, factors.evidence_log_prob
 
     def time_call(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
@@ -414,10 +414,10 @@ def _record_passes(module: CompiledModule) -> Iterator[tuple[list[float], list[f
 
         return timed
 
-    module.__dict__["run"] = time_call(run, times[0])
+    module.__dict__["execute"] = time_call(run, times[0])
     factors.evidence_log_prob = time_call(log_likelihood, times[1])
     try:
         yield times
     finally:
-        del module.__dict__["run"]
+        del module.__dict__["execute"]
         factors.evidence_log_prob = log_likelihood

@@ -44,6 +44,14 @@ def _one_seed() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _validate_requests() -> None:
+    """Check each request of a compiled net, also those that the library trusts because it has built them itself."""
+    from bnet_transformer.compiler import CompiledModule
+
+    CompiledModule.validates_requests = True
+
+
 @pytest.fixture
 def cached_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference creates the run of each joint state once, and later queries reuse what it has computed."""

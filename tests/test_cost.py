@@ -13,7 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import bnet_transformer as bt
-from bnet_transformer.compiler import ExecutionRequest
 from bnet_transformer.cost import Cost, Polynomial
 from bnet_transformer.cost.flop_counter import FlopCounter, SizeTable
 from bnet_transformer.tpm import (
@@ -120,14 +119,15 @@ def test_numbers_of_parameters_and_values_are_exact(case):
     assert cost.parameters == sum(value.numel() for value in net.parameters.values())
     assert cost.parameter_bytes == 8 * cost.parameters
     module = net.module()
-    names = tuple(group.name for group in net.network.graph.groups)
+    outputs = tuple(group.index for group in net.network.graph.groups)
     try:
-        module.plan(names, frozenset())
+        module.plan(outputs, frozenset())
     except bt.BNetError:  # not all of them can be computed at once
-        names = (module.output,)
-    state, _ = module.run(ExecutionRequest(names, draw_inputs(net, words, 2)))
+        outputs = (net.network.graph.get_group(module.output).index,)
+    names = [net.network.graph.groups[index].name for index in outputs]
+    state, _ = module.execute(module.check_request(names, draw_inputs(net, words, 2)))
     fold = 2 * max(words.values()) > module.max_width
-    counting = FlopCounter(module.plan(names, frozenset(), fold=fold), SizeTable(net.network, words, 2))
+    counting = FlopCounter(module.plan(outputs, frozenset(), fold=fold), SizeTable(net.network, words, 2))
     symbols = {counting.sizes.word_size(stack).symbol: n for stack, n in words.items()}
     for index, value in state.values.items():
         spec = net.network.specs[index]
@@ -260,7 +260,8 @@ def test_dims_on_which_a_value_does_not_depend_are_not_multiplied(role, orders):
         net.module()(torch.randn(2, 19, 8), want=[name])
     assert cost.flops == counter.get_total_flops() > 0
     assert get_orders(cost)[role] == cost.order == orders
-    state, _ = net.module().run(ExecutionRequest((name,), torch.randn(2, 19, 8)))
+    module = net.module()
+    state, _ = module.execute(module.check_request([name], torch.randn(2, 19, 8)))
     value = state.values.get(net.network.graph.get_group(name).index)
     if value is not None:
         assert next(row for row in cost.rows if row.template == role).value_bytes == 4 * value.numel()

@@ -5,11 +5,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
-from bnet_transformer.compiler import ExecutionRequest
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.inference.factors import build_factors
+from bnet_transformer.inference.factors import compute_factors, request_factors
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.reference import ATOL
 from bnet_transformer.tpm import Categorical, Normal
@@ -92,7 +91,10 @@ def test_posteriors_are_those_of_the_same_likelihoods_in_float64(sigma):
     """The float32 likelihoods, with the prior in float64: a softmax of their sum."""
     net, (x, y) = make_mixture(sigma), make_data()
     evidence = {"y": Evidence(y)}
-    _, factors = build_factors(net.module(), evidence, "c", ExecutionRequest((), x), atol=ATOL, budget=2**16)
+    module, graph = net.module(), net.network.graph
+    observed, target = {graph.get_group("y").index: evidence["y"]}, graph.get_group("c").index
+    request = request_factors(module, observed, target, module.check_request([], x), atol=ATOL, budget=2**16)
+    _, factors = compute_factors(module, request)
     (likelihood,) = (factor.table for factor in factors if factor.evidence is not None)
     expected = (likelihood.detach().reshape(3, 5).T.double() + PRIOR.double().log()).softmax(-1)
     result = posterior(net.module(), "c", evidence, x)

@@ -1,5 +1,7 @@
 """Recurrent nets: torch's own modules, causality, surgery, padding, the path between words, bad input."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -8,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.compiler import ExecutionRequest
 from bnet_transformer.models import weights_of
 from bnet_transformer.tpm import Add, Attention, Categorical, Given, Normal, Recur, Weight
 from tests.cases import CASES, close, jitter
@@ -164,7 +165,8 @@ def test_some_states_of_a_batch_are_set_within_the_scan(cell):
     net = jitter(bt.recurrent(3, cell=cell, features=2, slices=2)).to(D)
     module, x, patch = net.module(), torch.randn(2, 4, 2, dtype=D), torch.randn(2, 4, 3, dtype=D)
     mask = torch.tensor([[False, True, False, False], [False, False, False, True]])
-    state, plan = module.run(ExecutionRequest(("x_1", "x_2"), x, patched={"x_1": (patch, mask)}))
+    request = module.check_request(["x_1", "x_2"], x)
+    state, plan = module.execute(replace(request, patched={request.outputs[0]: (patch, mask)}))
     one, two = (state.values[index] for index in plan.outputs)
     for k, word in enumerate((1, 3)):
         s = net.sentence(x=x[k]).do({f"x_1_{word}": patch[k, word]})
@@ -328,4 +330,5 @@ def test_a_row_of_attention_within_a_scan_is_refused():
     module, x = net.module(), torch.randn(2, 3, 4)
     value, mask = torch.zeros(2, 1, 4), torch.tensor([[True, False, False]] * 2)
     with pytest.raises(bt.UnsupportedError, match="some nodes of a_0 are set and others are not"):
-        module.run(ExecutionRequest(("a_0",), x, patched={"a_0": (value.expand(2, 3, 4), mask)}))
+        request = module.check_request(["a_0"], x)
+        module.execute(replace(request, patched={request.outputs[0]: (value.expand(2, 3, 4), mask)}))

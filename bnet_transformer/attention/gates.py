@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
-from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.gather import ExecutionState, batch_to_request
 from bnet_transformer.compiler.module import CompiledModule, find_default_output
-from bnet_transformer.compiler.plan import Plan
 from bnet_transformer.data import Batch
 from bnet_transformer.data.batch import find_deciding_stacks
 from bnet_transformer.declare import Network, NodeSpec
@@ -46,7 +45,7 @@ class HeadSite:
     """
 
     spec: NodeSpec
-    side_inputs: tuple[str, ...]
+    side_inputs: tuple[int, ...]
     plate_sizes: tuple[int, ...]
 
     @property
@@ -102,7 +101,7 @@ def _is_summed(network: Network, spec: NodeSpec) -> bool:
     return bool(parents) and all(parent.over == group.plates for parent in parents)
 
 
-def _find_side_inputs(network: Network, index: int, needed: set[int]) -> tuple[str, ...]:
+def _find_side_inputs(network: Network, index: int, needed: set[int]) -> tuple[int, ...]:
     """Find the word-dependent groups that needed descendants of a group read and that do not descend from it."""
     graph, descendants = network.graph, {index}
     order = [i for component in graph.components for i in component if i in needed]
@@ -111,8 +110,8 @@ def _find_side_inputs(network: Network, index: int, needed: set[int]) -> tuple[s
             descendants.add(i)
     decided = find_deciding_stacks(network, [network.specs[i] for i in order])
     read = {edge.parent for i in descendants - {index} for edge in graph.in_edges[i]} - descendants
-    specs = [network.specs[i] for i in sorted(read) if decided[i] and network.graph.in_edges[i]]
-    return tuple(m.group.name for m in specs if not m.tpm.is_random)
+    computed = [i for i in sorted(read) if decided[i] and graph.in_edges[i]]
+    return tuple(i for i in computed if not network.specs[i].tpm.is_random)
 
 
 def infer_targets(network: Network, corpus: Batch, output: str | None) -> tuple[str, ...]:
@@ -133,13 +132,13 @@ class CorpusPart:
     Args:
         indices: The indices of the sentences.
         batch: The sentences.
-        site_values: The values of the sites and side inputs with all heads on, by name.
+        site_values: The values of the sites and side inputs with all heads on, by group.
         full_output: The output with all heads on; None with observations.
     """
 
     indices: Tensor
     batch: Batch
-    site_values: Mapping[str, Tensor]
+    site_values: Mapping[int, Tensor]
     full_output: Tensor | None
 
     def __len__(self) -> int:
@@ -163,6 +162,11 @@ class GatedRuns:
     ranks: DistributedContext = SINGLE_PROCESS
 
     @property
+    def target_indices(self) -> tuple[int, ...]:
+        """The indices of the targets."""
+        return tuple(self.module.network.graph.get_group(name).index for name in self.targets)
+
+    @property
     def is_observed(self) -> bool:
         """True if the targets are observed; False if the target is an output."""
         return bool(self.corpus.evidence)
@@ -176,15 +180,15 @@ class GatedRuns:
             should_keep_values: True if parts contain the values of the sites and of their side inputs.
         """
         sites = self.sites if should_keep_values else ()
-        site_names = dict.fromkeys(name for site in sites for name in (site.name, *site.side_inputs))
-        output = () if self.is_observed else self.targets
-        names, network = (*site_names, *output), self.module.network
+        groups = dict.fromkeys(index for site in sites for index in (site.spec.group.index, *site.side_inputs))
+        output = () if self.is_observed else self.target_indices
+        outputs, network = (*groups, *output), self.module.network
         for indices, corpus in self.corpus.split_by_length(network, max_words) if len(self.corpus) else ():
             values: list[Tensor] = []
-            if names:
-                execution, plan = self.execute(ExecutionRequest(names, corpus.x, training=False))
-                values = [self.module.compute_output(execution, index) for index in plan.outputs]
-            site_values = dict(zip(site_names, values, strict=False))
+            if outputs:
+                execution = self.execute(outputs, corpus)
+                values = [self.module.compute_output(execution, index) for index in outputs]
+            site_values = dict(zip(groups, values, strict=False))
             yield CorpusPart(indices, corpus, site_values, values[-1] if output else None)
 
     @torch.no_grad()
@@ -203,20 +207,23 @@ class GatedRuns:
         corpus = part.batch.repeat(count)
         # The heads of a slice are gated by setting their values to gates times values (`do`). The side inputs are set
         # as well, so only the descendants of the site are computed again.
-        a = part.site_values[site.name]
+        a = part.site_values[site.spec.group.index]
         a = a.expand(len(part), *a.shape[1:])  # one row for all sentences if it depends on none of their words
         gates = gates.to(a)
         num_dims = a.dim() - 1 - len(site.plate_sizes)
         gated = (a[:, None] * gates.reshape(1, count, *site.plate_sizes, *[1] * num_dims)).flatten(0, 1)
-        side_values = {name: part.site_values[name] for name in site.side_inputs}
+        side_values = {index: part.site_values[index] for index in site.side_inputs}
         do = {k: v if len(v) == 1 else v.repeat_interleave(count, 0) for k, v in side_values.items()}
-        do[site.name] = gated
+        do[site.spec.group.index] = gated
         full = None if part.full_output is None else part.full_output.repeat_interleave(count, 0)
         return self._log_probs(corpus, full, do=do).reshape(len(part), count).double()
 
     def gated_log_probs(self, part: CorpusPart, gates: Tensor) -> Tensor:
         """Compute `log P` of each sentence of a part with its gates in all sites, `[sentence, site, head]`."""
-        by_site = {site.name: gates[:, k].reshape(len(gates), *site.plate_sizes) for k, site in enumerate(self.sites)}
+        by_site = {
+            site.spec.group.index: gates[:, k].reshape(len(gates), *site.plate_sizes)
+            for k, site in enumerate(self.sites)
+        }
         return self._log_probs(part.batch, part.full_output, gates=by_site)
 
     @torch.no_grad()
@@ -239,27 +246,41 @@ class GatedRuns:
 
     def _log_probs(self, batch: Batch, full_output: Tensor | None, **options: Any) -> Tensor:
         """Compute `log P` of each sentence; `full_output` is the output with all heads on."""
-        execution, plan = self.execute(ExecutionRequest(self.targets, batch.x, training=False, **options))
+        execution = self.execute(self.target_indices, batch, **options)
         if not self.is_observed:
             # A value, log probabilities or a mean.
-            value = self.module.compute_output(execution, plan.outputs[0])
+            value = self.module.compute_output(execution, self.target_indices[0])
             difference = value - (value if full_output is None else full_output)
             return -0.5 * difference.square().flatten(1).sum(-1).to(execution.log_dtype)
         total = torch.zeros(1, dtype=execution.log_dtype, device=execution.device)
-        for name in self.targets:
-            spec = self.module.network.get_spec(name)
-            evidence = align_evidence(execution, spec, batch.evidence[name])
-            table = mask_unobserved(evidence, evidence_log_prob(execution, spec.group.index, spec, evidence, ATOL))
+        for index, item in batch.index_evidence(self.module.network).items():
+            spec = self.module.network.specs[index]
+            evidence = align_evidence(execution, spec, item)
+            table = mask_unobserved(evidence, evidence_log_prob(execution, index, spec, evidence, ATOL))
             total = total + table.sum(tuple(range(1, table.dim())))
         return total
 
-    def execute(self, request: ExecutionRequest) -> tuple[ExecutionState, Plan]:
-        """Run a net that has no latent choices."""
-        execution, plan = self.module.run(request)
+    def execute(
+        self,
+        outputs: tuple[int, ...],
+        batch: Batch,
+        do: Mapping[int, Tensor] | None = None,
+        gates: Mapping[int, Tensor] | None = None,
+    ) -> ExecutionState:
+        """Run a net that has no latent choices.
+
+        Args:
+            outputs: The groups to compute.
+            batch: The sentences, of equal length.
+            do: The values of groups that are set.
+            gates: The gates of sites.
+        """
+        request = batch_to_request(self.module.network, batch, outputs, gates=gates or {}, training=False)
+        execution, plan = self.module.execute(replace(request, known={**request.known, **(do or {})}))
         if plan.enumerated:
             name = self.module.network.specs[plan.enumerated[0]].group.name
             raise UnsupportedError(name, expected="a net without latent choices", actual="a latent choice")
-        return execution, plan
+        return execution
 
     def log_prob_table(self, gates: Tensor, update_progress: Callable[[int], object]) -> Tensor:
         """Compute `log P` of each sentence of all ranks for each gate setting, `[site, sentence, setting]`."""

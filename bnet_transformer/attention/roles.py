@@ -214,20 +214,16 @@ def _compute_attention_part(
     discrete = {m.group.index for m in nodes.specs if m.tpm.kind == "discrete"}
     parents = {parent.index for i in discrete for parent in network.specs[i].parents}
     given = {name: torch.stack([s.given[name] for s in sentences]).to(device) for name in sentences[0].given}
-    filled = {network.get_spec(name).group.word_stack for name in given}
     request = ExecutionRequest(
-        tuple(network.specs[i].group.name for i in sorted(choices | parents)),
-        {
-            s: torch.zeros(len(sentences), n, device=device)
-            for s, n in sentences[0].word_counts.items()
-            if s not in filled
-        },
-        given=given,
+        tuple(sorted(choices | parents)),
+        {network.graph.get_group(name).index: value for name, value in given.items()},
+        sentences[0].word_counts,
+        device,
         record_attention=frozenset(indices - discrete),
         enumerate_too=frozenset(choices),
         training=False,
     )
-    execution, _ = module.run(request)
+    execution, _ = module.execute(request)
     pairs = zip(nodes.specs, nodes.selectors, strict=True)
     return [_attention_by_head(execution, spec, selector, nodes.num_heads, len(sentences)) for spec, selector in pairs]
 

@@ -25,28 +25,29 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.evaluate import Scan, compute_value
 from bnet_transformer.compiler.gather import (
+    ExecutionRequest,
     ExecutionState,
-    StackTensors,
     TensorLayout,
     gather_parents,
     get_present_mask,
+    lay_out_known,
+    lay_out_value,
 )
-from bnet_transformer.compiler.module import (
+from bnet_transformer.compiler.module import find_default_output
+from bnet_transformer.data import Evidence
+from bnet_transformer.data.checks import (
+    StackTensors,
     check_mask,
     check_masked_reads,
     check_states,
     describe_shape,
-    find_default_output,
     get_plate_sizes,
     infer_batch_size,
     is_readable,
-    lay_out_value,
-    lay_out_values,
 )
-from bnet_transformer.data import Evidence
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec, as_network
 from bnet_transformer.errors import BNetError, EvidenceError, format_value, unknown_name_error
-from bnet_transformer.inference import log_evidence
+from bnet_transformer.inference.elimination import compute_log_evidence
 from bnet_transformer.inference.sampling import SamplingScan
 from bnet_transformer.tpm.base import broadcast_shapes
 
@@ -192,7 +193,7 @@ def check_data(state: ExecutionState, spec: NodeSpec, value: object) -> Tensor:
         raise BNetError(name, expected=expected, actual=f"shape {tuple(value.shape)}")
     check_finite(name, value)
     if spec.tpm.states is not None:  # else the states are words, whose number is known only in a run
-        check_states(state, spec.group.index, name, value)
+        check_states(network, {spec.group.index: name}, {spec.group.index: value}, state.word_counts, {})
     return value
 
 
@@ -219,7 +220,7 @@ def check_sample(
             actual = f"shape {tuple(value.shape)}"
             raise BNetError(subject, expected=expected, actual=actual, hint="Use model.data to create these dims")
         check_finite(subject, value)
-    check_states(state, spec.group.index, subject, value)
+    check_states(state.network, {spec.group.index: subject}, {spec.group.index: value}, state.word_counts, {})
     return value
 
 
@@ -474,38 +475,37 @@ class PyroModel:
         if self.choices == "summed" and record:
             expected = "no names, because with choices='summed' no values of nodes are computed"
             raise BNetError("record", expected=expected, actual=tuple(record))
-        inputs, word_counts, num_sentences, device = self._module.validate_inputs(x, given)
-        assigned = self._module.validate_values("do", do, word_counts, num_sentences)
-        num_sentences = infer_batch_size(self.network, assigned, num_sentences)
-        batch = count_sentences(self.network, y, self.max_plate_nesting, num_sentences, batch)
+        inputs = self._module.check_inputs(x, given, do)
+        word_counts = inputs.word_counts
+        batch = count_sentences(self.network, y, self.max_plate_nesting, inputs.batch, batch)
         present = check_mask(mask, word_counts, batch)
         layout = TensorLayout((), self.plates)
         stored = {**self.network.parameters, **self._check_parameters(parameters)}
         state = ExecutionState(
-            self.network, layout, stored, {}, word_counts, present, False, {}, self.network.dtype, device
+            self.network, layout, stored, {}, word_counts, present, False, {}, self.network.dtype, inputs.device
         )
-        state.known = lay_out_values(state, {**inputs, **assigned})
-        check_masked_reads(state, self.network.specs if present else ())
-        observed, observed_masks = self._lay_out_observations(state, y, observed_mask, assigned, batch)
+        check_states(self.network, inputs.subjects, inputs.values, word_counts, present)
+        state.known = self._module.lay_out_inputs(state, inputs.values)
+        check_masked_reads(self.network, range(len(self.network.specs)), state.known, present, word_counts)
+        observed, observed_masks = self._lay_out_observations(state, y, observed_mask, inputs.values, batch)
         state.parameters = {**stored, **self._sample_tables(stored)}
         plates = self._create_plates(state, batch, total)
         scale = 1.0 if total is None else total / batch
         if self.choices == "summed":
-            evidence = {
-                name: Evidence(value, check_mapping("observed_mask", observed_mask).get(name))
-                for name, value in y.items()
-            }
-            self._add_log_evidence(state, plates, evidence, {"x": x, "mask": mask, "do": do, "given": given})
+            seen = check_mapping("observed_mask", observed_mask)
+            evidence = {self.network.graph.get_group(k).index: Evidence(value, seen.get(k)) for k, value in y.items()}
+            request = ExecutionRequest((), inputs.values, word_counts, inputs.device, present)
+            self._add_log_evidence(state, plates, evidence, request)
             return {}
-        run = _ModelRun(state, observed, observed_masks, handled, plates, frozenset(assigned), batch, scale)
+        run = _ModelRun(state, observed, observed_masks, handled, plates, frozenset(inputs.values), batch, scale)
         return self._run(run, tuple(record))
 
     def _add_log_evidence(
         self,
         state: ExecutionState,
         plates: Mapping[tuple[str, str | None], Any],
-        evidence: Mapping[str, Evidence],
-        arguments: Mapping[str, Any],
+        evidence: Mapping[int, Evidence],
+        request: ExecutionRequest,
     ) -> None:
         """Add the log evidence of each sentence, summed over all latent choices, as a factor."""
         stored = {f"module.store.{name.replace('.', '/')}": value for name, value in state.parameters.items()}
@@ -515,7 +515,7 @@ class PyroModel:
                 raise BNetError(
                     "vectorize_particles", expected=expected, actual=f"{name} of shape {tuple(value.shape)}"
                 )
-        total = torch.func.functional_call(self._log_evidence, stored, (evidence, arguments))
+        total = torch.func.functional_call(self._log_evidence, stored, (evidence, request))
         is_batch = len(total) > 1 or ("sentence", None) in plates
         with plates["sentence", None] if is_batch else contextlib.nullcontext():
             pyro.factor(
@@ -746,7 +746,10 @@ class PyroModel:
                 actual = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value
                 raise BNetError(label, expected=f"booleans of shape {batch_shape}", actual=actual)
             masks[spec.group.index] = lay_out_value(state, spec.group.index, value)
-        observed = lay_out_values(state, by_group)
+        subjects = {index: label for index, (label, _) in by_group.items()}
+        values = {index: value for index, (_, value) in by_group.items()}
+        check_states(self.network, subjects, values, state.word_counts, state.present)
+        observed = {index: lay_out_known(state, index, value) for index, value in values.items()}
         for index, value in observed.items():
             mask = masks.get(index)
             check_finite(by_group[index][0], value, mask)
@@ -772,9 +775,9 @@ class _LogEvidence(torch.nn.Module):
         super().__init__()
         self.module = module
 
-    def forward(self, evidence: Mapping[str, Evidence], arguments: Mapping[str, Any]) -> Tensor:
+    def forward(self, evidence: Mapping[int, Evidence], request: ExecutionRequest) -> Tensor:
         """Compute the log evidence of each sentence; impossible evidence is not an error."""
-        return log_evidence(self.module.eval(), evidence, **arguments, check=False)
+        return compute_log_evidence(self.module.eval(), evidence, request, check=False)
 
 
 @dataclass(frozen=True)

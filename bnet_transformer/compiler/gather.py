@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from torch import Tensor
 from bnet_transformer._core.checks import set_frozen
 from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer.compiler.plan import unset_parent_error
+from bnet_transformer.data.batch import Batch
+from bnet_transformer.data.checks import index_inputs
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.tpm import EvalContext
 from bnet_transformer.tpm.base import broadcast_shapes
@@ -20,8 +22,7 @@ from bnet_transformer.tpm.base import broadcast_shapes
 # One run of the compiled net: its request (`ExecutionRequest`), its layout (`TensorLayout`), its state.
 
 
-StackTensors = Tensor | Mapping[str, Tensor]
-NodePatches = Mapping[str, tuple[Tensor, Tensor]]  # by group: values, and a mask of the nodes that have them
+NodePatches = Mapping[int, tuple[Tensor, Tensor]]  # by group: values, and a mask of the nodes that have them
 
 
 @dataclass(frozen=True)
@@ -59,57 +60,59 @@ class TensorLayout:
         return value.reshape(*[1] * missing, *value.shape) if missing else value
 
 
-class ValidatedInputs(NamedTuple):
-    """Checked inputs: the value of each input group, the words of each stack, the batch size and the device."""
-
-    values: dict[int, tuple[str, Tensor]]
-    word_counts: dict[str, int]
-    batch: int
-    device: torch.device
-
-
 @dataclass(frozen=True)
 class ExecutionRequest:
     """What one run of the compiled net computes: the requested node groups, the sentences, the interventions.
 
-    Values are `[batch, *plates, word, *shape]`, states `[batch, *plates, word]`; a batch of 1 is broadcast.
+    Groups are given by index. Values are `[batch, *plates, word, *shape]`, states `[batch, *plates, word]`; a batch of
+    1 is broadcast. A run trusts them: tensors of users are checked by `CompiledModule.check_request`.
 
     Args:
         outputs: Groups to compute; for a random group, the parents of its distribution are computed.
-        x: The words of each stack, or the result of `CompiledModule.validate_inputs`.
-        mask: Booleans `[batch, word]` for each stack, true for words; by default there is no padding.
-        given: Values of further input groups.
-        do: Values of groups that are set.
-        observed: Values of random groups that are observed. A run treats them like `do`; only messages differ.
+        known: Values of groups that are not computed: inputs, groups that `do` sets, random groups that are observed.
+            An input without a value has its default.
+        word_counts: The number of words of each stack.
+        device: The device of the values.
+        mask: Booleans `[batch, word]` for each stack with padding, true for words.
         patched: Values for some nodes of a group, and the mask of these nodes, `[batch, *plates, word]`.
         attention_rows: Attention weights for some nodes, `[batch, *plates, word, word read]`, and their mask.
         gates: Factors by which values of groups are multiplied, `[batch, *plates]`; 0 turns a head off.
-        perturbations: Tensors that are added to the values of groups (by index), in the layout of the run.
+        perturbations: Tensors that are added to the values of groups, in the layout of the run.
         enumerate_too: Choices to enumerate even if no value depends on them.
         has_chains: Whether a value may depend on a choice at its word and at the word before (or after), each of which
             then has a dim. By default such a value is an error.
         deferred: Groups that are not computed, although their parents are.
         record_attention: Groups whose `P(j | i)` is recorded.
         training: Whether TPMs are in training mode; by default the mode of the module.
-        check_values: Whether to check that ids, states and masks are in range; by default the module's setting.
     """
 
-    outputs: tuple[str, ...]
-    x: StackTensors | ValidatedInputs | None = None
-    mask: StackTensors | None = None
-    given: Mapping[str, Tensor] | None = None
-    do: Mapping[str, Tensor] | None = None
-    observed: Mapping[str, Tensor] | None = None
-    patched: NodePatches | None = None
-    attention_rows: NodePatches | None = None
-    gates: Mapping[str, Tensor] | None = None
-    perturbations: Mapping[int, Tensor] | None = None
+    outputs: tuple[int, ...]
+    known: Mapping[int, Tensor]
+    word_counts: Mapping[str, int]
+    device: torch.device
+    mask: Mapping[str, Tensor] = field(default_factory=dict)
+    patched: NodePatches = field(default_factory=dict)
+    attention_rows: NodePatches = field(default_factory=dict)
+    gates: Mapping[int, Tensor] = field(default_factory=dict)
+    perturbations: Mapping[int, Tensor] = field(default_factory=dict)
     enumerate_too: frozenset[int] = frozenset()
     has_chains: bool = False
     deferred: frozenset[int] = frozenset()
     record_attention: frozenset[int] = frozenset()
     training: bool | None = None
-    check_values: bool | None = None
+
+
+def batch_to_request(network: Network, batch: Batch, outputs: tuple[int, ...] = (), **options: Any) -> ExecutionRequest:
+    """The request of a run over the sentences of a batch.
+
+    Args:
+        network: The net.
+        batch: The sentences; evidence is not used.
+        outputs: The groups to compute.
+        **options: Other fields of the request.
+    """
+    values, word_counts, device = index_inputs(network, batch.x, batch.given)
+    return ExecutionRequest(outputs, values, word_counts, device, batch.mask or {}, **options)
 
 
 @dataclass
@@ -142,7 +145,6 @@ class ExecutionState:
     rotary: dict[Any, Any] = field(default_factory=dict)  # another cache: rotations and score biases
     is_multi_device: bool = False
     reach_tables: Mapping[Reach, Tensor] = field(default_factory=dict)  # the masks of reaches that are tables
-    check_values: bool = True  # whether the numbers of states, ids and masks are checked
 
     @property
     def log_dtype(self) -> torch.dtype:
@@ -178,6 +180,30 @@ def _choose_device(state: ExecutionState, context: EvalContext, parents: Sequenc
         return value.device
     greatest = max([parent.numel() for parent in parents], default=0)
     return next((parent.device for parent in reversed(parents) if parent.numel() == greatest), state.device)
+
+
+def lay_out_value(state: ExecutionState, index: int, value: Tensor, event_shape: Sequence[int] | None = None) -> Tensor:
+    """Reshape a value `[batch, *plates, word, *shape]`, with or without batch, to the layout.
+
+    The shape is `event_shape`, by default that of the group, or () for states.
+    """
+    spec = state.network.specs[index]
+    group, layout = spec.group, state.layout
+    value_shape = tuple(event_shape) if event_shape is not None else spec.shape if value.is_floating_point() else ()
+    rank = len(value_shape) + len(group.plates) + (group.word_stack is not None)
+    value = value if value.dim() > rank else value.unsqueeze(0)
+    shape = [1] * layout.batch_dim + [value.shape[0]] + [1] * (len(layout.plates) + 1)
+    for k, plate in enumerate(group.plates):
+        shape[layout.axis(plate)] = value.shape[1 + k]
+    if group.word_stack is not None:
+        shape[layout.word_dim] = value.shape[1 + len(group.plates)]
+    return value.reshape(*shape, *value_shape)
+
+
+def lay_out_known(state: ExecutionState, index: int, value: Tensor) -> Tensor:
+    """Reshape a given value to the layout, states as `int64`, with zeros at padding."""
+    value = lay_out_value(state, index, value if value.is_floating_point() else value.long())
+    return zero_padding(state, state.network.specs[index].group.word_stack, value)
 
 
 def enumerate_states(state: ExecutionState, index: int) -> Tensor:

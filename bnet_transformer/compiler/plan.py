@@ -207,7 +207,7 @@ class Plan:
 
 def network_to_plan(
     network: Network,
-    outputs: Sequence[str],
+    outputs: tuple[int, ...],
     known: Collection[int] = (),
     enumerate_too: Collection[int] = (),
     *,
@@ -222,7 +222,7 @@ def network_to_plan(
 
     Args:
         network: The net.
-        outputs: The names of the requested groups.
+        outputs: The requested groups.
         known: Groups whose values are given (inputs, `do`, evidence).
         enumerate_too: Choices to enumerate even if no value depends on them.
         fold: Whether to fold maps into attentions, which is faster if there are more words than features.
@@ -235,10 +235,9 @@ def network_to_plan(
     Raises:
         UnsupportedError: One batched pass cannot compute them.
     """
-    output_ids = tuple(network.graph.get_group(name).index for name in outputs)
     needs = find_requirements(
         network,
-        output_ids,
+        outputs,
         known,
         enumerate_too,
         patched=patched,
@@ -250,8 +249,8 @@ def network_to_plan(
         raise needs.fault
     needed, enumerated = set(needs.required), set(needs.enumerated)
     components = network.filter_components(needed)
-    random_outputs = [index for index in output_ids if network.specs[index].tpm.is_random and index not in known]
-    retained = {*output_ids, *(edge.parent for index in random_outputs for edge in network.graph.in_edges[index])}
+    random_outputs = [index for index in outputs if network.specs[index].tpm.is_random and index not in known]
+    retained = {*outputs, *(edge.parent for index in random_outputs for edge in network.graph.in_edges[index])}
     folds = find_folds(network, components, enumerated, retained | patched, known) if fold else {}
     components = network.filter_components(needed.difference(*(attention.absorbed for attention in folds.values())))
     components, recurrent = _split_components(network, components, enumerated | set(known))
@@ -266,7 +265,7 @@ def network_to_plan(
         components,
         released,
         tuple(sorted(enumerated)),
-        output_ids,
+        outputs,
         tuple(sorted(needs.word_offsets)),
         frozenset(index for index, offset in needs.word_offsets.items() if offset > 0),
         folds,

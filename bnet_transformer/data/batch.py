@@ -266,6 +266,17 @@ class Batch:
             total += words.numel() if evidence.observed is None else int(evidence.observed.sum())
         return total
 
+    def index_evidence(self, network: Network) -> dict[int, Evidence]:
+        """The observations by the index of their node group.
+
+        Args:
+            network: The net of the batch.
+
+        Returns:
+            The evidence.
+        """
+        return {network.graph.get_group(name).index: item for name, item in self.evidence.items()}
+
     def map(self, fn: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with a function applied to each of its tensors.
 

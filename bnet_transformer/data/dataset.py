@@ -28,6 +28,7 @@ from bnet_transformer.data.batch import (
     pad,
     split_missing,
 )
+from bnet_transformer.data.checks import check_batch, check_batch_mask
 from bnet_transformer.data.encode import (
     EncodedSentence,
     WordCounter,
@@ -687,7 +688,10 @@ def read_batch(
     if isinstance(data, Dataset) and data.size is not None:
         data = data.take(torch.arange(data.size), mask_padding=mask_padding)
     if isinstance(data, Batch):
-        return (replace(data, evidence={}) if observed == "none" else data).cast_like(network)
+        batch = (replace(data, evidence={}) if observed == "none" else data).cast_like(network)
+        check_batch(network, batch)
+        _check_mask(infer_task(network), batch)
+        return batch
     task = infer_task(network)
     if not task.encoders:
         return _read_columns(network, data, subject, observed, missing, missing_option)
@@ -702,7 +706,15 @@ def read_batch(
     reader = ExampleReader(task, inputs_only=observed == "none", missing=missing, missing_option=missing_option)
     dataset = read_dataset(reader, copy_arrays(data, subject), subject=subject, expected=expected)
     batch = dataset.full_batch or dataset.take(torch.arange(dataset.size or 0), mask_padding=mask_padding)
+    _check_mask(task, batch)
     return _check_observed(batch.cast_like(network), subject)
+
+
+def _check_mask(task: Task, batch: Batch) -> None:
+    """Raise an error if the mask leaves a word without words to read, where a readout or an observation needs it."""
+    if batch.mask is not None:
+        readouts = (readout.group.index for readout in task.readouts)
+        check_batch_mask(task.network, batch, {*readouts, *batch.index_evidence(task.network)})
 
 
 def encode_sentences(network: Network, data: object, subject: str = "sentences") -> list[EncodedSentence]:
@@ -775,6 +787,7 @@ def read_dataset(
     if isinstance(data, Dataset):
         return replace(data, batch=batch, seed=seed)
     if isinstance(data, Batch):
+        check_batch(task.network, data.cast_like(task.network))
         return Dataset(task, len(data), None, batch, seed, full_batch=data)
     if callable(data):
         make = cast(Callable[[int], object], data)

@@ -221,6 +221,11 @@ class Network:
         return {s.name: read_words(s.vocabulary) for s in self.declaration.stacks if s.vocabulary is not None}
 
     @cached_property
+    def inputs(self) -> tuple[NodeSpec, ...]:
+        """The specs of input nodes."""
+        return tuple(spec for spec in self.specs if spec.tpm.kind == "input")
+
+    @cached_property
     def choices(self) -> tuple[NodeSpec, ...]:
         """The specs of discrete nodes with children."""
         out_edges = self.graph.out_edges

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -18,8 +17,8 @@ from bnet_transformer.data import Evidence
 from bnet_transformer.data.batch import Task, find_deciding_stacks, find_noncausal_arrow
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.generation.steering import DecodingInterventions, build_arguments
-from bnet_transformer.inference import posterior
+from bnet_transformer.generation.steering import DecodingInterventions, build_request
+from bnet_transformer.inference.elimination import compute_posterior
 from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Linear
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -77,12 +76,11 @@ class IncrementalDecoder:
         inputs = [parent for spec in self.per_word_specs for parent in spec.parents]
         self.cached_indices = {p.index for p in inputs if p.reach.kind != "same"} & self.per_word_indices
         fixed = {parent.index for parent in inputs} - self.per_word_indices
-        names = [self.network.specs[index].group.name for index in sorted(self.cached_indices | fixed)]
+        outputs = (*sorted(self.cached_indices | fixed), self.readout.group.index)
         self.batch_size, words = x[self.stack].shape
         x = {**x, self.stack: pad_to_length(x[self.stack], task.encoders[self.stack].exact_length)}
         self.interventions = interventions
-        arguments = build_arguments(interventions, x)
-        execution, _ = module.run(ExecutionRequest((*names, self.readout.group.name), x, mask, **arguments))
+        execution, _ = module.execute(build_request(self.network, interventions, x, mask, outputs))
         self.execution, self.layout = execution, execution.layout
         self.log_probs = compute_next_word(execution, self.readout, words - 1).expand(self.batch_size, -1)
         self.state = DecodingState(max(length, x[self.stack].shape[1]), words - 1)
@@ -437,10 +435,10 @@ class ChoiceSampler:
     lengths: Tensor
     generator: torch.Generator
     interventions: DecodingInterventions | None = None
-    states: dict[str, Tensor] = field(default_factory=dict)
-    has_state: dict[str, Tensor] = field(default_factory=dict)
+    states: dict[int, Tensor] = field(default_factory=dict)
+    has_state: dict[int, Tensor] = field(default_factory=dict)
 
-    def draw(self, x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None, count: int) -> dict[str, Tensor]:
+    def draw(self, x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None, count: int) -> dict[int, Tensor]:
         """Draw the choices of a new word; return the states of all choices that `do` does not set.
 
         Args:
@@ -451,40 +449,41 @@ class ChoiceSampler:
         Returns:
             The states by node group, `[rows, *plates, word]`.
         """
-        specs, size = self._find_choices(build_arguments(self.interventions, x)), x[self.stack].shape[1]
+        known = build_request(self.module.network, self.interventions, x, mask).known
+        specs, size = self._find_choices(known), x[self.stack].shape[1]
         if not self.states and specs:
             self._draw_prompt(specs, x, mask)
         per_word = [spec for spec in specs if spec.group.word_stack == self.stack]
         for spec in per_word:
-            self._extend(spec.group.name, size)
+            self._extend(spec.group.index, size)
         is_new = count - 1 >= self.lengths
         if bool(is_new.any()):
             counts = torch.full_like(self.lengths, count)
             self._draw_nodes(per_word, count - 1, is_new, x, mask, counts, is_leaf=True)
-        return {spec.group.name: self._narrow(spec.group.name, self.states, size) for spec in specs}
+        return {spec.group.index: self._narrow(spec.group.index, self.states, size) for spec in specs}
 
     def get_states(self, count: int) -> dict[str, Tensor]:
-        """The drawn states of the first `count` words, `[rows, *plates, word]`."""
-        return {name: self._narrow(name, self.states, count) for name in self.states}
+        """The drawn states of the first `count` words by name, `[rows, *plates, word]`."""
+        groups = self.module.network.graph.groups
+        return {groups[index].name: self._narrow(index, self.states, count) for index in self.states}
 
-    def _find_choices(self, arguments: Mapping[str, Any]) -> list[NodeSpec]:
+    def _find_choices(self, known: Collection[int]) -> list[NodeSpec]:
         """The choices on which the next word depends and that `do` does not set, parents first."""
         network = self.module.network
         needed = network.ancestral_specs(self.task.readouts[0])
         choices = {spec.group.index for spec in network.choices}
-        set_names = arguments.get("do", {})
-        return [spec for spec in needed if spec.group.index in choices and spec.group.name not in set_names]
+        return [spec for spec in needed if spec.group.index in choices.difference(known)]
 
-    def _narrow(self, name: str, tensors: Mapping[str, Tensor], size: int) -> Tensor:
+    def _narrow(self, choice: int, tensors: Mapping[int, Tensor], size: int) -> Tensor:
         """The tensor of a choice at the first words."""
-        is_per_word = self.module.network.get_spec(name).group.word_stack == self.stack
-        return tensors[name][..., :size] if is_per_word else tensors[name]
+        is_per_word = self.module.network.graph.groups[choice].word_stack == self.stack
+        return tensors[choice][..., :size] if is_per_word else tensors[choice]
 
-    def _extend(self, name: str, size: int) -> None:
+    def _extend(self, choice: int, size: int) -> None:
         """Add words without drawn states, up to a number of words."""
-        missing = max(0, size - self.states[name].shape[-1])
-        self.states[name] = functional.pad(self.states[name], (0, missing))
-        self.has_state[name] = functional.pad(self.has_state[name], (0, missing))
+        missing = max(0, size - self.states[choice].shape[-1])
+        self.states[choice] = functional.pad(self.states[choice], (0, missing))
+        self.has_state[choice] = functional.pad(self.has_state[choice], (0, missing))
 
     def _draw_prompt(
         self, specs: Sequence[NodeSpec], x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None
@@ -497,8 +496,8 @@ class ChoiceSampler:
             stack = spec.group.word_stack
             sizes = [graph.plate_sizes[plate] for plate in spec.group.plates]
             sizes += [] if stack is None else [x[stack].shape[1]]
-            self.states[spec.group.name] = self.prompts.new_zeros(len(self.prompts), *sizes)
-            self.has_state[spec.group.name] = self.states[spec.group.name].bool()
+            self.states[spec.group.index] = self.prompts.new_zeros(len(self.prompts), *sizes)
+            self.has_state[spec.group.index] = self.states[spec.group.index].bool()
         outside = [spec for spec in specs if spec.group.word_stack != self.stack]
         inside = [spec for spec in specs if spec.group.word_stack == self.stack]
         is_leaf = bool((self.lengths == 1).all())  # no readout is observed
@@ -529,42 +528,38 @@ class ChoiceSampler:
             counts: The number of words of each row, all except the last of which have an observed readout.
             is_leaf: Whether no observed readout depends on these nodes.
         """
-        size, names = x[self.stack].shape[1], [spec.group.name for spec in specs]
-        arguments = drop_shifts(build_arguments(self.interventions, x), names) if specs else {}
-        words = {self.task.readouts[0].group.name: observe_next_words(x[self.stack], counts[:, None] - 1)}
-        for spec in specs:
-            name, is_recurrent = spec.group.name, spec.group.index in self.module.network.graph.recurrent
-            states, has_state = self.states[name], self.has_state[name]
+        size, request = x[self.stack].shape[1], build_request(self.module.network, self.interventions, x, mask)
+        check_no_shifts(request, specs)
+        words = {self.task.readouts[0].group.index: observe_next_words(x[self.stack], counts[:, None] - 1)}
+        for choice in (spec.group.index for spec in specs):
+            is_recurrent = choice in self.module.network.graph.recurrent
+            states, has_state = self.states[choice], self.has_state[choice]
             for index in itertools.product(*map(range, states.shape[1:])):
                 if word is not None and index[-1] != word:
                     continue
                 if is_leaf and not is_recurrent:
-                    probs = self._compute_conditional(spec, x, mask, arguments)
+                    probs = self._compute_conditional(choice, request, size)
                 else:
                     evidence = {**words, **self._collect_evidence(size)}
-                    probs = posterior(self.module, name, evidence, x, mask, **arguments)
+                    probs = compute_posterior(self.module, choice, evidence, request)
                 at: tuple[slice | int, ...] = (slice(None), *index)
                 sampled = torch.multinomial(probs[at].expand(len(rows), -1), 1, generator=self.generator)[:, 0]
                 states[at] = torch.where(rows, sampled, states[at])
                 has_state[at] |= rows
 
-    def _collect_evidence(self, size: int) -> dict[str, Evidence]:
+    def _collect_evidence(self, size: int) -> dict[int, Evidence]:
         """The drawn states of the first `size` words as evidence, by node group."""
         return {
-            name: Evidence(self._narrow(name, self.states, size), self._narrow(name, self.has_state, size))
-            for name, masks in self.has_state.items()
+            choice: Evidence(self._narrow(choice, self.states, size), self._narrow(choice, self.has_state, size))
+            for choice, masks in self.has_state.items()
             if bool(masks.any())
         }
 
-    def _compute_conditional(
-        self, spec: NodeSpec, x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None, arguments: Mapping[str, Any]
-    ) -> Tensor:
+    def _compute_conditional(self, choice: int, request: ExecutionRequest, size: int) -> Tensor:
         """The distribution of a choice given the drawn states, `[rows or 1, *plates, word, state]`."""
-        name, size = spec.group.name, x[self.stack].shape[1]
-        states = {other: self._narrow(other, self.states, size) for other in self.states if other != name}
-        fields = {**arguments, "do": {**arguments.get("do", {}), **states}}
-        execution, _ = self.module.run(ExecutionRequest((name,), x, mask, **fields))
-        return self.module.compute_output(execution, spec.group.index).exp()
+        states = {other: self._narrow(other, self.states, size) for other in self.states if other != choice}
+        request = replace(request, outputs=(choice,), known={**request.known, **states})
+        return self.module.compute_output(self.module.execute(request)[0], choice).exp()
 
 
 def observe_next_words(ids: Tensor, counts: int | Tensor) -> Evidence:
@@ -579,13 +574,12 @@ def observe_next_words(ids: Tensor, counts: int | Tensor) -> Evidence:
     return Evidence(value, observed)
 
 
-def drop_shifts(arguments: Mapping[str, Any], choices: Sequence[str]) -> dict[str, Any]:
-    """The arguments of `posterior`; an error for a shift, which cannot be added in each state of latent choices."""
-    if arguments.get("perturbations"):
+def check_no_shifts(request: ExecutionRequest, choices: Sequence[NodeSpec]) -> None:
+    """Raise an error for a shift, which cannot be added in each state of latent choices."""
+    if request.perturbations and choices:
+        names = ", ".join(spec.group.name for spec in choices)
         expected = "a net without latent choices, or with all of them set"
-        hint = f"Set {', '.join(choices)} in do= too"
-        raise BNetError("Shift", expected=expected, actual=f"latent choices {', '.join(choices)}", hint=hint)
-    return {name: value for name, value in arguments.items() if name != "perturbations"}
+        raise BNetError("Shift", expected=expected, actual=f"latent choices {names}", hint=f"Set {names} in do= too")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -624,23 +618,23 @@ class FilteringDecoder:
         self.exact_length = task.encoders[self.stack].exact_length
         self.interventions, self.sampler = interventions, sampler
         needed = {spec.group.index for spec in module.network.ancestral_specs(self.readout)}
-        self.choices = [spec.group.name for spec in module.network.choices if spec.group.index in needed]
+        self.choices = [spec for spec in module.network.choices if spec.group.index in needed]
         self.log_probs = self._compute_log_probs()
 
     def _compute_log_probs(self) -> Tensor:
         """Compute the log probabilities of the word after the last one, `[rows, states]`."""
-        ids, name = self.x[self.stack], self.readout.group.name
+        ids, index = self.x[self.stack], self.readout.group.index
         count = ids.shape[1]
         x, mask = {**self.x, self.stack: pad_to_length(ids, self.exact_length)}, self.mask or None
-        arguments = build_arguments(self.interventions, x)
+        request = build_request(self.module.network, self.interventions, x, mask, (index,))
         if self.sampler is not None:
-            states = self.sampler.draw(x, mask, count)
-            arguments = {**arguments, "do": {**arguments.get("do", {}), **states}}
-        if all(choice in arguments.get("do", {}) for choice in self.choices):
-            execution, _ = self.module.run(ExecutionRequest((name,), x, mask, **arguments))
+            request = replace(request, known={**request.known, **self.sampler.draw(x, mask, count)})
+        if all(spec.group.index in request.known for spec in self.choices):
+            execution, _ = self.module.execute(request)
             return compute_next_word(execution, self.readout, count - 1).expand(len(ids), -1)
-        evidence = {name: observe_next_words(x[self.stack], count - 1)}
-        probs = posterior(self.module, name, evidence, x, mask, **drop_shifts(arguments, self.choices))
+        check_no_shifts(request, self.choices)
+        evidence = {index: observe_next_words(x[self.stack], count - 1)}
+        probs = compute_posterior(self.module, index, evidence, request)
         return probs[:, count - 1].log()
 
     def step(self, ids: Tensor) -> Tensor:

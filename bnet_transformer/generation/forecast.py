@@ -13,9 +13,10 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_choice, check_int, check_seed
 from bnet_transformer._core.process import check_memory, translate_memory_errors
 from bnet_transformer._core.tensors import fork_torch_rng, seed_rngs
-from bnet_transformer.compiler import CompiledModule, ExecutionRequest
-from bnet_transformer.compiler.gather import gather_parents
+from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.gather import batch_to_request, gather_parents
 from bnet_transformer.compiler.module import find_default_output
+from bnet_transformer.data import Batch
 from bnet_transformer.data.batch import Task, check_has_words, find_noncausal_arrow, infer_task
 from bnet_transformer.data.encode import split_by_stack, to_reals
 from bnet_transformer.declare import Network, NodeSpec, as_network
@@ -267,7 +268,7 @@ def _predict_mean(module: CompiledModule, output: ForecastOutput, x: Values) -> 
 def _sample_words(module: CompiledModule, output: ForecastOutput, x: Values) -> Tensor:
     """Sample the predicted words from their distributions, `[batch, word, dim]`."""
     spec = output.spec
-    state, _ = module.run(ExecutionRequest((spec.group.name,), x))
+    state, _ = module.execute(batch_to_request(module.network, Batch(x), (spec.group.index,)))
     context, parents = gather_parents(state, spec)
     distribution = spec.tpm.distribution(context, *parents)
     dims = [len(x[output.stack]), *[1] * (state.layout.rank - 1)]  # no enumerated choices: the batch dim is first

@@ -7,13 +7,13 @@ index is set at this word of the prompt. Each word then has the values of `net.s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.gather import TensorLayout
+from bnet_transformer.compiler.gather import ExecutionRequest, TensorLayout, batch_to_request
+from bnet_transformer.data import Batch
 from bnet_transformer.data.batch import Task
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import EvidenceError
@@ -109,21 +109,22 @@ class DecodingInterventions:
             if group.first_word is not None:
                 group.first_word = group.first_word.repeat_interleave(times, 0)
 
-    def build_arguments(self, word_counts: Mapping[str, int]) -> dict[str, Any]:
-        """The fields of an `ExecutionRequest` for sentences of some number of words."""
-        arguments: dict[str, Any] = {"do": {}, "patched": {}, "attention_rows": {}, "perturbations": {}}
+    def apply_to_request(self, request: ExecutionRequest) -> ExecutionRequest:
+        """The request of the same sentences with the interventions."""
+        word_counts = request.word_counts
+        known, patched, attention_rows, perturbations = dict(request.known), {}, {}, {}
         for group in self.groups:
             spec, stack = group.spec, group.spec.group.word_stack
             values, mask = group.evaluate(0, 1 if stack is None else word_counts[stack])
             if group.is_shift:
-                arguments["perturbations"][spec.group.index] = self.lay_out(spec, _select_masked(values, mask, spec))
+                perturbations[spec.group.index] = self.lay_out(spec, _select_masked(values, mask, spec))
                 continue
             if stack is None:
                 values, mask = values.squeeze(1 + len(group.sizes)), mask.squeeze(-1)
             if bool(mask.all()) and spec.tpm.kind == "discrete":
-                arguments["do"][spec.group.name] = values
+                known[spec.group.index] = values
             elif bool(mask.any()):
-                arguments["patched"][spec.group.name] = values, mask
+                patched[spec.group.index] = values, mask
         for index, rows in self.attention_rows.items():
             spec = self.network.specs[index]
             sizes = tuple(self.network.graph.plate_sizes[plate] for plate in spec.group.plates)
@@ -133,8 +134,10 @@ class DecodingInterventions:
             for (k, word), row in rows.items():
                 weights[k, word], mask[k, word] = row[:read], True
             shape = (1, *sizes, words)
-            arguments["attention_rows"][spec.group.name] = weights.reshape(*shape, read), mask.reshape(shape)
-        return arguments
+            attention_rows[index] = weights.reshape(*shape, read), mask.reshape(shape)
+        return replace(
+            request, known=known, patched=patched, attention_rows=attention_rows, perturbations=perturbations
+        )
 
     def apply(self, index: int, value: Tensor, word: int) -> Tensor:
         """The value of a group at one word, `[rows, *layout, *shape]`, after its intervention."""
@@ -158,10 +161,16 @@ class DecodingInterventions:
         return value.reshape(len(value), *shape, *value.shape[1 + len(plates) :])
 
 
-def build_arguments(interventions: DecodingInterventions | None, x: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The fields of an `ExecutionRequest` for the words `[row, word]` of each stack; none without interventions."""
-    counts = {stack: words.shape[1] for stack, words in x.items()}
-    return {} if interventions is None else interventions.build_arguments(counts)
+def build_request(
+    network: Network,
+    interventions: DecodingInterventions | None,
+    x: Mapping[str, Tensor],
+    mask: Mapping[str, Tensor] | None,
+    outputs: tuple[int, ...] = (),
+) -> ExecutionRequest:
+    """The request of a run over the words `[row, word]` of each stack, with the interventions if there are any."""
+    request = batch_to_request(network, Batch(x, mask), outputs)
+    return request if interventions is None else interventions.apply_to_request(request)
 
 
 def _select_masked(values: Tensor, mask: Tensor, spec: NodeSpec) -> Tensor:

@@ -10,7 +10,6 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,20 +19,20 @@ from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer._core.process import ignore_caller_modes
 from bnet_transformer._core.tensors import enable_gradients
-from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState, NodePatches, StackTensors
-from bnet_transformer.compiler.module import CompiledModule, is_readable
+from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import Evidence
+from bnet_transformer.data.checks import StackTensors, check_evidence, check_masked_reads, is_readable
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.contraction import chain_log_partition, most_probable_path
-from bnet_transformer.inference.factors import LOG_ZERO, Factor, build_factors
+from bnet_transformer.inference.factors import LOG_ZERO, Factor, compute_factors, request_factors
 from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm.base import broadcast_shapes
 
 MAX_TABLE_ELEMENTS = 2**30
 
 
-@ignore_caller_modes()
 def log_evidence(
     module: CompiledModule,
     evidence: Mapping[str, Evidence],
@@ -41,8 +40,6 @@ def log_evidence(
     mask: StackTensors | None = None,
     *,
     do: Mapping[str, Tensor] | None = None,
-    patched: NodePatches | None = None,
-    attention_rows: NodePatches | None = None,
     given: Mapping[str, Tensor] | None = None,
     budget: int = BUDGET,
     atol: float = ATOL,
@@ -56,11 +53,7 @@ def log_evidence(
         evidence: The observed values, a mapping from the name of a node group to `Evidence`.
         x: The words: vectors `[batch, word, dim]` or ids `[batch, word]`; with several stacks a mapping from stack.
         mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
-        do: The values of node groups whose nodes are all set, a mapping from name.
-        patched: For groups of which some nodes are set: the values, and the mask `[batch, *plates, word]` of these
-            nodes.
-        attention_rows: For groups of which some attention weights are set: the weights `[batch, *plates, word, word]`,
-            and the mask of these nodes.
+        do: The values of node groups that are set, a mapping from name.
         given: Values of further input groups, a mapping from name.
         budget: The maximum number of joint states of the choices on which one value depends.
         atol: The absolute tolerance of evidence on nodes that are functions of their parents.
@@ -83,16 +76,40 @@ def log_evidence(
     >>> log_evidence(module, {"y": Evidence(torch.tensor([[0, 2, 1]]))}, torch.zeros(1, 3, 4)).shape      # [batch]
     torch.Size([1])
     """
-    _check_arguments(module, budget, atol)
-    request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=attention_rows)
-    execution, factors = build_factors(module, evidence, None, request, atol=atol, budget=budget)
+    request, observed = _check_arguments(module, None, evidence, x, mask, do, given, budget, atol)
+    return compute_log_evidence(module, observed, request, budget=budget, atol=atol, check=check, dtype=dtype)
+
+
+@ignore_caller_modes()
+def compute_log_evidence(
+    module: CompiledModule,
+    evidence: Mapping[int, Evidence],
+    request: ExecutionRequest,
+    *,
+    budget: int = BUDGET,
+    atol: float = ATOL,
+    check: bool = True,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """The log evidence of each sentence, as `log_evidence`, of values that are trusted.
+
+    Args:
+        module: The compiled net.
+        evidence: The evidence, by group.
+        request: The sentences and their interventions.
+        budget: The maximum number of joint states of the choices on which one value depends.
+        atol: The absolute tolerance of evidence on nodes that are functions of their parents.
+        check: Whether impossible evidence is an error.
+        dtype: The type of the result; by default that of log probabilities in the net.
+    """
+    factor_request = request_factors(module, evidence, None, request, atol=atol, budget=budget)
+    execution, factors = compute_factors(module, factor_request)
     total = eliminate_choices(execution, factors, dtype)
     if check and is_readable(total):
         check_possible(execution, factors, total)
     return total
 
 
-@enable_gradients()
 def posterior(
     module: CompiledModule,
     target: str,
@@ -101,8 +118,6 @@ def posterior(
     mask: StackTensors | None = None,
     *,
     do: Mapping[str, Tensor] | None = None,
-    patched: NodePatches | None = None,
-    attention_rows: NodePatches | None = None,
     given: Mapping[str, Tensor] | None = None,
     budget: int = BUDGET,
     atol: float = ATOL,
@@ -119,11 +134,7 @@ def posterior(
         evidence: The observed values, a mapping from the name of a node group to `Evidence`.
         x: The words: vectors `[batch, word, dim]` or ids `[batch, word]`; with several stacks a mapping from stack.
         mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
-        do: The values of node groups whose nodes are all set, a mapping from name.
-        patched: For groups of which some nodes are set: the values, and the mask `[batch, *plates, word]` of these
-            nodes.
-        attention_rows: For groups of which some attention weights are set: the weights `[batch, *plates, word, word]`,
-            and the mask of these nodes.
+        do: The values of node groups that are set, a mapping from name.
         given: Values of further input groups, a mapping from name.
         budget: The maximum number of joint states of the choices on which one value depends.
         atol: The absolute tolerance of evidence on nodes that are functions of their parents.
@@ -142,24 +153,38 @@ def posterior(
     >>> posterior(module, "c", {"y": Evidence(torch.tensor([[0, 2, 1]]))}, torch.zeros(1, 3, 4)).shape  # [batch, state]
     torch.Size([1, 2])
     """
-    _check_arguments(module, budget, atol)
-    network = module.network
-    index = network.graph.get_group(target).index
-    spec = network.specs[index]
-    if spec.tpm.kind != "discrete":
-        names = ", ".join(spec.group.name for spec in network.specs if spec.tpm.kind == "discrete")
-        actual = f"a node group of kind {spec.tpm.kind}"
-        hint = None if names else "This net has no discrete nodes"
-        raise BNetError(target, expected="a discrete node group", actual=actual, allowed=names or None, hint=hint)
-    if target in (do or ()):
-        raise BNetError(f"{target}: do= sets this node group, so that it has no posterior")
+    request, observed = _check_arguments(module, target, evidence, x, mask, do, given, budget, atol)
+    index = module.network.graph.get_group(target).index
+    return compute_posterior(module, index, observed, request, budget=budget, atol=atol)
+
+
+@enable_gradients()
+def compute_posterior(
+    module: CompiledModule,
+    target: int,
+    evidence: Mapping[int, Evidence],
+    request: ExecutionRequest,
+    *,
+    budget: int = BUDGET,
+    atol: float = ATOL,
+) -> Tensor:
+    """`P(target | evidence)` for a discrete node group, as `posterior`, of values that are trusted.
+
+    Args:
+        module: The compiled net.
+        target: The discrete node group.
+        evidence: The evidence, by group.
+        request: The sentences and their interventions.
+        budget: The maximum number of joint states of the choices on which one value depends.
+        atol: The absolute tolerance of evidence on nodes that are functions of their parents.
+    """
     with torch.no_grad():
-        request = ExecutionRequest((), x, mask, given, do, patched=patched, attention_rows=attention_rows)
-        execution, factors = build_factors(module, evidence, target, request, atol=atol, budget=budget)
-    dim = execution.layout.enumerated.index(index)
+        factor_request = request_factors(module, evidence, target, request, atol=atol, budget=budget)
+        execution, factors = compute_factors(module, factor_request)
+    spec, dim = module.network.specs[target], execution.layout.enumerated.index(target)
     batch = 1 if spec.scope == "corpus" else get_batch_size(factors, execution)
     shape = get_full_shape(execution, spec.group.plates, spec.group.word_stack, batch)
-    shape[dim] = execution.count_states(index)
+    shape[dim] = execution.count_states(target)
     # Add a zero table to the log prior of the target. The derivative of the log evidence by the log probability of a
     # state is the posterior probability of that state (Darwiche 2003, A differential approach to inference in Bayesian
     # networks), so that one backward pass gives the posteriors of all nodes of the group.
@@ -174,24 +199,30 @@ def posterior(
 
 @torch.no_grad()
 def find_best_paths(
-    module: CompiledModule, target: str, evidence: Mapping[str, Evidence], *, budget: int, atol: float, **arguments: Any
+    module: CompiledModule,
+    target: int,
+    evidence: Mapping[int, Evidence],
+    request: ExecutionRequest,
+    *,
+    budget: int,
+    atol: float,
 ) -> tuple[dict[int, Tensor], float]:
     """The most probable states of independent chains along the words, the only choices of a sentence (Viterbi 1967).
 
     Args:
         module: The compiled net.
-        target: The name of one chain.
-        evidence: The observed values, by name of the node group.
+        target: One chain.
+        evidence: The evidence, by group.
+        request: One sentence and its interventions.
         budget: The maximum number of joint states of the choices on which one value depends.
         atol: The absolute tolerance of evidence on nodes that are functions of their parents.
-        **arguments: The inputs and interventions of one sentence, as for `posterior`.
 
     Returns:
         The states `[node]` of each enumerated group, by its index, of equally probable paths the smallest one; and
         `log P(states, evidence)`.
     """
-    request = ExecutionRequest((), **arguments)
-    execution, factors = build_factors(module, evidence, target, request, atol=atol, budget=budget)
+    factor_request = request_factors(module, evidence, target, request, atol=atol, budget=budget)
+    execution, factors = compute_factors(module, factor_request)
     layout = execution.layout
     # Sums of float32 numbers would lose the digits that decide between two paths.
     factors = [replace(factor, table=factor.table.double()) for factor in factors]
@@ -226,13 +257,40 @@ def _find_paths_of_group(execution: ExecutionState, tables: list[Tensor], index:
     return states.permute(*single, *axes, layout.word_dim).flatten(), float(log_probs.sum())
 
 
-def _check_arguments(module: object, budget: object, atol: object) -> None:
-    """Raise an error if the module is not a compiled net, or if the budget or the tolerance is invalid."""
+def _check_arguments(
+    module: object,
+    target: str | None,
+    evidence: Mapping[str, Evidence],
+    x: StackTensors | None,
+    mask: StackTensors | None,
+    do: Mapping[str, Tensor] | None,
+    given: Mapping[str, Tensor] | None,
+    budget: int,
+    atol: float,
+) -> tuple[ExecutionRequest, dict[int, Evidence]]:
+    """The request and the evidence by group, from arguments of a user."""
     if not isinstance(module, CompiledModule):
         hint = "Pass net.module()"
         raise BNetError("module", expected="a compiled net", actual=type(module).__name__, hint=hint)
     check_int("budget", budget)
     check_float("atol", atol, minimum=0)
+    network, targets = module.network, list[int]()
+    if target is not None:
+        spec = network.get_spec(target)
+        if spec.tpm.kind != "discrete":
+            names = ", ".join(other.group.name for other in network.specs if other.tpm.kind == "discrete")
+            actual = f"a node group of kind {spec.tpm.kind}"
+            more = {"allowed": names} if names else {"hint": "This net has no discrete nodes"}
+            raise BNetError(target, expected="a discrete node group", actual=actual, **more)
+        if target in (do or ()):
+            raise BNetError(f"{target}: do= sets this node group, so that it has no posterior")
+        targets = [spec.group.index]
+    request = module.check_request([], x, mask, do=do, given=given)
+    like = next(iter(module.store.values()), None)
+    observed = check_evidence(network, evidence, request.known, request.word_counts, request.mask, like)
+    requested = network.graph.ancestral_set([*observed, *targets], request.known)
+    check_masked_reads(network, requested, request.known, request.mask, request.word_counts)
+    return request, observed
 
 
 def has_posterior_dim(execution: ExecutionState, group: NodeGroup, dim: int) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer._core.process import check_memory
-from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.gather import ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec
@@ -45,11 +45,10 @@ from bnet_transformer.inference.factors import LOG_ZERO, align_evidence, evidenc
 from bnet_transformer.inference.query import (
     Fault,
     Query,
-    build_length_inputs,
+    build_request,
     find_mixed_type_fault,
     find_set_groups,
     group_evidence,
-    group_interventions,
     group_nodes,
     iter_chunks,
     with_sentence_scope,
@@ -285,19 +284,17 @@ class _GroupCall:
         return with_sentence_scope(self.query.module)
 
     @cached_property
-    def outputs(self) -> tuple[str, ...]:
+    def outputs(self) -> tuple[int, ...]:
         """The groups that a run computes: those that determine the distribution, or the value, of the group."""
         network = self.query.model.network
         if not self.spec.tpm.is_random:
-            return (self.spec.group.name,)
-        parents = {edge.parent for edge in network.graph.in_edges[self.spec.group.index]}
-        return tuple(network.specs[index].group.name for index in sorted(parents))
+            return (self.spec.group.index,)
+        return tuple(sorted({edge.parent for edge in network.graph.in_edges[self.spec.group.index]}))
 
     @cached_property
     def relevant(self) -> set[int]:
         """The groups that determine the outputs."""
-        graph = self.query.model.network.graph
-        return graph.ancestral_set([graph.get_group(name).index for name in self.outputs])
+        return self.query.model.network.graph.ancestral_set(self.outputs)
 
     @cached_property
     def model(self) -> GroundModel:
@@ -310,22 +307,15 @@ class _GroupCall:
         # States that are neither observed nor variables do not affect any factor (Shachter 1986).
         return replace(model, do={**dict.fromkeys(barren, zero), **query.fixed, **states, **model.do})
 
-    @cached_property
-    def set_groups(self) -> tuple[frozenset[int], frozenset[int]]:
-        """The groups whose nodes are all set, and those of which some nodes are set."""
-        graph = self.query.model.network.graph
-        full, partial = find_set_groups(self.model, self.relevant)
-        return tuple(frozenset(graph.get_group(name).index for name in names) for names in (full, partial))  # type: ignore[return-value]
-
     def find_fault(self) -> Fault | None:
         """Why one run of the compiled net cannot compute the factors; None if it can."""
-        full, partial = self.set_groups
+        full, partial = find_set_groups(self.model, self.relevant)
         fault = find_mixed_type_fault(self.model, self.model.do, relevant=self.relevant)
         return fault or self.module.find_requirements(self.outputs, full, (), partial).fault
 
     def count_flops(self, rows: int) -> int | None:
         """The floating-point operations of a batch of some rows."""
-        (full, partial), network = self.set_groups, self.query.model.network
+        (full, partial), network = find_set_groups(self.model, self.relevant), self.query.model.network
         plan = self.module.plan(self.outputs, full, patched=partial)
         return count_plan_flops(network, plan, self.query.model.ground.word_counts, full, rows)
 
@@ -370,14 +360,8 @@ class _GroupCall:
         model = self.model
         relevant = {node: value for node, value in states.items() if model.ground.group_of(node).index in self.relevant}
         on_device = {node: value.to(model.network.device) for node, value in relevant.items()}
-        request = ExecutionRequest(
-            self.outputs,
-            build_length_inputs(model),
-            given={name: value[None] for name, value in model.inputs.items()},
-            **group_interventions(model, self.relevant, on_device),
-            training=False,
-        )
-        return self.module.run(request)[0]
+        request = build_request(model, self.outputs, self.relevant, on_device, training=False)
+        return self.module.execute(request)[0]
 
     def _select_nodes(self, execution: ExecutionState, table: Tensor, rows: int) -> Tensor:
         """A table of the group in the layout as `[row, node, *remaining dims]`."""

@@ -9,34 +9,25 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.evaluate import gather_attention_inputs
 from bnet_transformer.compiler.fused import AttentionInputs, apply_maps, attend, classify_dims, scaled_product
 from bnet_transformer.compiler.gather import (
     ExecutionRequest,
     ExecutionState,
-    ValidatedInputs,
     build_context,
     enumerate_states,
     gather_parents,
     get_present_mask,
+    lay_out_value,
     zero_padding,
 )
-from bnet_transformer.compiler.module import (
-    CompiledModule,
-    check_states,
-    check_value,
-    get_plate_sizes,
-    index_by_group,
-    infer_batch_size,
-    is_readable,
-    lay_out_value,
-)
+from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import CROSS_WORD_HINT, Plan, StructureError, unset_parent_error
 from bnet_transformer.data import Evidence
+from bnet_transformer.data.checks import is_readable
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
+from bnet_transformer.errors import BudgetError, format_count
 from bnet_transformer.reference import is_close
 from bnet_transformer.tpm import Attention, Categorical, Dot, EvalContext, Normal
 from bnet_transformer.tpm.base import broadcast_shapes
@@ -251,13 +242,10 @@ class Factor:
 
 @dataclass(frozen=True)
 class EliminationProblem:
-    """The structure of an elimination, without numbers.
+    """The structure of an elimination, without numbers. Groups are identified by index."""
 
-    Groups are identified by index, or by name where `CompiledModule.run` takes names.
-    """
-
-    outputs: tuple[str, ...]  # groups whose values the factors need
-    fixed: tuple[str, ...]  # random groups that evidence fixes
+    outputs: tuple[int, ...]  # groups whose values the factors need
+    fixed: frozenset[int]  # random groups that evidence fixes
     enumerated: frozenset[int]  # choices that are enumerated
     factor_groups: tuple[int, ...]  # groups with a factor
     deferred_attention: Mapping[int, int]  # readout -> the attention that its likelihood computes
@@ -272,77 +260,90 @@ class EliminationProblem:
         return [*self.ancestor_choices.items(), *self.chain_scopes.items()]
 
 
-def build_factors(
+@dataclass(frozen=True)
+class FactorRequest:
+    """The factors that `compute_factors` computes: their structure, the evidence by group, and the run."""
+
+    problem: EliminationProblem
+    evidence: Mapping[int, Evidence]
+    run: ExecutionRequest
+    atol: float
+
+
+def request_factors(
     module: CompiledModule,
-    evidence: Mapping[str, Evidence],
-    target: str | None,
+    evidence: Mapping[int, Evidence],
+    target: int | None,
     request: ExecutionRequest,
     *,
     atol: float,
     budget: int,
     defer: bool = True,
-) -> tuple[ExecutionState, list[Factor]]:
-    """The factors of evidence and a target, with a dim for each enumerated choice.
+) -> FactorRequest:
+    """Plan the factors of evidence and a target, with a dim for each enumerated choice.
 
     Args:
         module: The compiled net.
-        evidence: The evidence on groups, by name.
+        evidence: The evidence, by group.
         target: The requested discrete group, if any.
         request: The sentences and their interventions; this function sets the groups that are computed.
         atol: The tolerance of evidence on groups that are functions of their parents.
         budget: The maximum number of joint states of the choices on which one value depends.
         defer: Whether the likelihood of a readout may be computed without its mean (`deferred_readout`).
 
-    Returns:
-        The execution state after the pass, and the factors.
+    Raises:
+        StructureError: Elimination does not apply.
+        BudgetError: A value depends on more joint states than the budget.
     """
-    network, rows = module.network, request.attention_rows or {}
-    evidence, do, patched = check_mapping("evidence", evidence), check_mapping("do", request.do), request.patched or {}
-    _check_evidence_groups(network, evidence, do)
-    forms = {name: _classify_evidence(item, patched.get(name)) for name, item in evidence.items()}
-    problem = build_elimination_problem(module, forms, target, do, {**patched, **rows}, defer=defer)
+    patched, do = request.patched, request.known.keys() - {spec.group.index for spec in module.network.inputs}
+    forms = {index: _classify_evidence(item, patched.get(index)) for index, item in evidence.items()}
+    partial = patched.keys() | request.attention_rows.keys()
+    problem = build_elimination_problem(module, forms, target, do, partial, defer=defer)
     if problem.fault is not None and problem.has_plan:
         raise problem.fault
-    inputs = request.x if isinstance(request.x, ValidatedInputs) else module.validate_inputs(request.x, request.given)
     for index, choices in problem.scopes:
-        check_elimination_budget(network, index, choices, inputs.word_counts, budget)
-    _check_evidence_shapes(module, evidence, do, inputs.word_counts, inputs.batch)
-    request = replace(
+        check_elimination_budget(module.network, index, choices, request.word_counts, budget)
+    observed = {index: _merge_set_states(evidence[index], patched.get(index)) for index in problem.fixed}
+    run = replace(
         request,
         outputs=problem.outputs,
-        x=inputs,
-        observed={name: _merge_set_states(evidence[name], patched.get(name)) for name in problem.fixed},
-        patched={name: patch for name, patch in patched.items() if name not in problem.fixed},
+        known={**request.known, **observed},
+        patched={index: patch for index, patch in patched.items() if index not in problem.fixed},
         training=bool(request.training),
         enumerate_too=problem.enumerated,
         has_chains=True,
         deferred=frozenset(problem.deferred_attention.values()),
     )
-    execution, plan = module.run(request)
-    factors = []
+    return FactorRequest(problem, evidence, run, atol)
+
+
+def compute_factors(module: CompiledModule, request: FactorRequest) -> tuple[ExecutionState, list[Factor]]:
+    """The execution state after the pass, and the factors."""
+    execution, plan = module.execute(request.run)
+    problem, factors = request.problem, []
     for index in problem.factor_groups:
-        spec = network.specs[index]
+        spec = module.network.specs[index]
         if index in problem.enumerated:
             factors.append(Factor(spec, log_prior(execution, index, spec)))
-        if spec.group.name in evidence:
-            aligned = align_evidence(execution, spec, evidence[spec.group.name])
+        if index in request.evidence:
+            aligned = align_evidence(execution, spec, request.evidence[index])
             if index in problem.deferred_attention:
                 log_probs = deferred_log_likelihood(execution, plan, spec, aligned.value, aligned.observed)
                 table = log_probs.clamp(min=LOG_ZERO)
                 factors.append(Factor(spec, table, aligned, is_summed=True))
                 continue
             log_prob_fn = _state_log_indicator if index in problem.enumerated else evidence_log_prob
-            log_probs = log_prob_fn(execution, index, spec, aligned, atol)
+            log_probs = log_prob_fn(execution, index, spec, aligned, request.atol)
             factors.append(Factor(spec, mask_unobserved(aligned, log_probs), aligned))
     return execution, factors
 
 
 def build_elimination_problem(
     module: CompiledModule,
-    forms: Mapping[str, tuple[bool, bool]],
-    target: str | None,
-    do: Collection[str],
-    partial: Collection[str],
+    forms: Mapping[int, tuple[bool, bool]],
+    target: int | None,
+    do: Collection[int],
+    partial: Collection[int],
     *,
     defer: bool = True,
 ) -> EliminationProblem:
@@ -358,17 +359,17 @@ def build_elimination_problem(
     """
     defer = defer and not _is_half_precision(module)
     return module.memoize(
-        ("question", *forms.items(), target, tuple(do), tuple(partial), defer),
+        ("question", *forms.items(), target, frozenset(do), frozenset(partial), defer),
         lambda: _build_elimination_problem(module, forms, target, do, partial, defer=defer),
     )
 
 
 def _build_elimination_problem(
     module: CompiledModule,
-    forms: Mapping[str, tuple[bool, bool]],
-    target: str | None,
-    do: Collection[str],
-    partial: Collection[str],
+    forms: Mapping[int, tuple[bool, bool]],
+    target: int | None,
+    do: Collection[int],
+    partial: Collection[int],
     *,
     defer: bool,
 ) -> EliminationProblem:
@@ -376,35 +377,33 @@ def _build_elimination_problem(
     # Elimination needs factors for the random ancestors of the evidence and the target; interventions cut the graph
     # above the nodes that they set, and nodes below are barren (Shachter 1986). Random groups with full evidence are
     # constants (`fixed`), and the discrete ones that remain are enumerated.
-    network = module.network
-    known = {network.graph.get_group(name).index for name in do}
-    requested = [network.graph.get_group(name).index for name in (*forms, *([target] if target else []))]
+    network, known = module.network, set(do)
+    requested = [*forms, *([] if target is None else [target])]
     ancestral = network.graph.ancestral_set(requested, known)
     parents = {edge.parent for index in ancestral for edge in network.graph.in_edges[index] if index not in known}
     random = {i for i in ancestral if network.specs[i].tpm.is_random and i not in known}
-    real_valued = {network.graph.get_group(name).index for name, (_, is_real) in forms.items() if is_real}
-    targets = {requested[-1]} if target else set()
-    targets |= {i for i in random & real_valued if network.specs[i].tpm.kind == "discrete"}
+    discrete = {i for i in random if network.specs[i].tpm.kind == "discrete"}
+    targets = set() if target is None else {target}
+    targets |= {i for i, (_, is_real) in forms.items() if is_real and i in discrete}
     fixed = {i for i in parents - targets if _is_fixed_by_evidence(network, i, forms)}
-    enumerated = {i for i in random - fixed if network.specs[i].tpm.kind == "discrete" and i in parents | targets}
+    enumerated = (discrete - fixed) & (parents | targets)
     needed = random | set(requested) - known
-    observed = {network.graph.get_group(name).index for name in forms} - known
-    partly = {network.graph.get_group(name).index for name in partial}
-    required = {*known, *fixed, *targets, *(observed - random), *partly}
+    observed = forms.keys() - known
+    required = {*known, *fixed, *targets, *(observed - random), *partial}
     deferred = find_deferred_attention(network, observed, ancestral, required, enumerated) if defer else {}
     closed = known | fixed
     parents_of_fixed = {edge.parent for index in fixed for edge in network.graph.in_edges[index]}
-    outputs = _get_group_names(network, (needed - fixed) | parents_of_fixed)
+    outputs = tuple(sorted((needed - fixed) | parents_of_fixed))
     choices = {index: find_ancestor_choices(network, index, enumerated, closed) for index in enumerated | observed}
     unset = [i for i in sorted(parents_of_fixed - closed) if network.specs[i].tpm.kind == "continuous"]
     fault = unset_parent_error(network.specs[unset[0]].group.name) if unset else None
-    needs = module.find_requirements(outputs, closed, enumerated, partly - fixed, has_chains=True)
+    needs = module.find_requirements(outputs, closed, enumerated, set(partial) - fixed, has_chains=True)
     plan_fault = None if fault else needs.fault
     chains = _find_chains(network, choices.values(), needs.word_offsets)
     fault = fault or plan_fault or _find_direction_fault(network, chains, needs.word_offsets)
     return EliminationProblem(
         outputs=outputs,
-        fixed=_get_group_names(network, fixed),
+        fixed=frozenset(fixed),
         enumerated=frozenset(enumerated),
         factor_groups=tuple(sorted(needed)),
         deferred_attention=deferred,
@@ -482,18 +481,6 @@ def _find_plate_fault(
     return None
 
 
-def _check_evidence_groups(network: Network, evidence: Mapping[str, Evidence], do: Mapping[str, Tensor]) -> None:
-    """Raise an error for evidence on unknown groups, inputs and set groups, and for values that are not `Evidence`."""
-    for name, item in evidence.items():
-        spec = network.get_spec(name)
-        if name in do:
-            raise EvidenceError(f"{name}: set it by do or observe it, not both")
-        if spec.tpm.kind == "input":
-            raise EvidenceError(f"{name}: an input node cannot be observed, because its value is given")
-        if not isinstance(item, Evidence):
-            raise BNetError(f"evidence[{name!r}]", expected="Evidence(value, observed)", actual=item)
-
-
 def _classify_evidence(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -> tuple[bool, bool]:
     """Whether evidence covers all nodes of its group that are not set, and whether it consists of real numbers.
 
@@ -514,44 +501,13 @@ def _merge_set_states(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -
     return torch.where(is_set.reshape(*is_set.shape, *[1] * (value.dim() - is_set.dim())), value, evidence.value)
 
 
-def _is_fixed_by_evidence(network: Network, index: int, forms: Mapping[str, tuple[bool, bool]]) -> bool:
+def _is_fixed_by_evidence(network: Network, index: int, forms: Mapping[int, tuple[bool, bool]]) -> bool:
     """True if evidence gives the value of all nodes of a random group."""
-    of_all, real = forms.get(network.graph.groups[index].name, (False, False))
+    of_all, real = forms.get(index, (False, False))
     kind = network.specs[index].tpm.kind
     if network.specs[index].scope == "corpus":
         return False  # one value for all sentences: its probability counts once
     return of_all and (kind == "continuous" or (kind == "discrete" and not real))
-
-
-def _get_group_names(network: Network, indices: Collection[int]) -> tuple[str, ...]:
-    """The names of groups, in the order of their indices."""
-    return tuple(network.graph.groups[index].name for index in sorted(indices))
-
-
-def _check_evidence_shapes(
-    module: CompiledModule,
-    evidence: Mapping[str, Evidence],
-    do: Mapping[str, Tensor] | None,
-    words: Mapping[str, int],
-    batch: int,
-) -> None:
-    """Raise an error for evidence whose shape, type or number of sentences does not fit its group."""
-    network, like = module.network, next(iter(module.store.values()), None)
-    batch = infer_batch_size(network, index_by_group(network, "do", do), batch)
-    values = {f"evidence[{name!r}]": (network.get_spec(name), item) for name, item in evidence.items()}
-    per_sentence = {m.group.index: (s, e.value) for s, (m, e) in values.items() if m.scope != "corpus"}
-    batch = infer_batch_size(network, per_sentence, batch)
-    for subject, (spec, item) in values.items():
-        sentences = None if spec.scope == "corpus" else batch
-        check_value(network, spec, subject, item.value, word_counts=words, batch=sentences, like=like)
-        if item.observed is not None:
-            shape = get_plate_sizes(network, spec, words)
-            shapes = [shape, (1, *shape), shape if sentences is None else (batch, *shape)]
-            mask = item.observed
-            if not isinstance(mask, Tensor) or mask.dtype != torch.bool or tuple(mask.shape) not in shapes:
-                actual = f"{mask.dtype} of shape {tuple(mask.shape)}" if isinstance(mask, Tensor) else mask
-                expected = f"booleans of shape {shapes[-1]}, true for observed nodes"
-                raise BNetError(f"{subject}.observed", expected=expected, actual=actual)
 
 
 def align_evidence(execution: ExecutionState, spec: NodeSpec, evidence: Evidence) -> Evidence:
@@ -564,7 +520,6 @@ def align_evidence(execution: ExecutionState, spec: NodeSpec, evidence: Evidence
         observed_mask = observed if observed_mask is None else observed_mask & observed
     if observed_mask is not None:
         value = value.where(observed_mask.reshape(*observed_mask.shape, *[1] * (value.dim() - observed_mask.dim())), 0)
-    check_states(execution, index, f"evidence[{spec.group.name!r}]", value)
     return Evidence(value, observed_mask)
 
 

@@ -412,7 +412,7 @@ def find_elimination_problem(
     if fault is not None:
         return fault
     module = with_sentence_scope(query.module) if states else query.module
-    target = None if node is None else model.ground.group_of(node).name
+    target = None if node is None else model.ground.group_of(node).index
     do, partial = find_set_groups(model)
     return build_elimination_problem(module, classify_evidence(model, query.evidence, states), target, do, partial)
 
@@ -452,9 +452,7 @@ def with_cost(query: Query, route: Route) -> Route:
 def _count_flops(query: Query, problem: EliminationProblem, batch: int) -> int | None:
     """The floating-point operations of the pass of an elimination."""
     network, words = query.model.network, query.model.ground.word_counts
-    names = (network.specs[index].group.name for index in problem.factor_groups)
-    outputs = tuple(dict.fromkeys([*problem.outputs, *names]))
-    closed = {*find_set_groups(query.model)[0], *problem.fixed}
-    known = frozenset(network.graph.get_group(name).index for name in closed)
+    outputs = tuple(dict.fromkeys([*problem.outputs, *problem.factor_groups]))
+    known = find_set_groups(query.model)[0] | problem.fixed
     plan = query.module.plan(outputs, known, problem.enumerated, has_chains=True)
     return count_plan_flops(network, plan, words, known, batch)

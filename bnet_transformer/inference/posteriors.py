@@ -24,7 +24,7 @@ from bnet_transformer._core.process import check_memory
 from bnet_transformer._core.results import SavedResult, stored_class
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer._core.tokens import distinguish, name_columns
-from bnet_transformer.compiler.module import find_groups
+from bnet_transformer.data.checks import find_groups
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count, unknown_name_error
 from bnet_transformer.graph import EdgeTemplate, NodeGroup, NodeSelection
 from bnet_transformer.inference import elimination
@@ -50,7 +50,7 @@ from bnet_transformer.inference.plan import (
 from bnet_transformer.inference.query import (
     MAX_DIMS,
     Query,
-    build_request_arguments,
+    build_request,
     enumerate_joint_states,
     group_evidence,
     iter_chunks,
@@ -147,10 +147,8 @@ def joint_log_evidence(query: Query) -> Tensor:
     route = route_log_evidence(query)
     route.warn_if_slow()
     if route.algorithm == "elimination":
-        evidence = group_evidence(query.model, query.evidence)
-        arguments = build_request_arguments(query.model)
-        arguments |= {"budget": query.budget, "atol": query.atol, "dtype": torch.float64}
-        logs = elimination.log_evidence(query.module, evidence, **arguments)
+        options = {**query.limits, "dtype": torch.float64}
+        logs = elimination.compute_log_evidence(query.module, *query.to_tensors(), **options)
         return logs.detach()[0].double()
 
     total = _joint_log_probs(query, route)
@@ -182,9 +180,7 @@ def raise_impossible_evidence(query: Query) -> NoReturn:
 def posterior_by_elimination(query: Query) -> Tensor:
     """`P(node | evidence)` of one discrete node, `[states]`, by elimination."""
     group, index = query.model.ground.unravel_index(query.nodes[0])
-    evidence = group_evidence(query.model, query.evidence)
-    arguments = build_request_arguments(query.model)
-    probs = elimination.posterior(query.module, group.name, evidence, **arguments, budget=query.budget, atol=query.atol)
+    probs = elimination.compute_posterior(query.module, group.index, *query.to_tensors(), **query.limits)
     node_probs = probs[(0, *index)].double()
     return node_probs / node_probs.sum()  # in float32 the sum is 1 only to 1e-7
 
@@ -218,12 +214,11 @@ def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor, summe
     """`log P(nodes = states, evidence)` for each row of states, `[row]`, computed in chunks that fit in memory."""
     module, pruned = with_sentence_scope(query.module), prune_interventions(query.model, [*nodes, *query.evidence])
     indices = {pruned.ground.group_of(node).index for node in (*nodes, *query.evidence)}
-    arguments, logs = build_request_arguments(pruned), []
+    request, logs = build_request(pruned), []
     for chunk in iter_chunks(pruned, len(states), indices, summed):
         evidence = group_evidence(pruned, query.evidence, dict(zip(nodes, states[chunk].unbind(1), strict=True)))
-        batch = elimination.log_evidence(
-            module, evidence, **arguments, budget=query.budget, atol=query.atol, check=False, dtype=torch.float64
-        )
+        options = {**query.limits, "check": False, "dtype": torch.float64}
+        batch = elimination.compute_log_evidence(module, evidence, request, **options)
         logs.append(batch.detach())
     result = torch.cat(logs).double().cpu()
     if bool(result.isnan().any()):
@@ -319,11 +314,8 @@ def has_only_chains(query: Query) -> bool:
 def _find_best_paths(query: Query) -> tuple[Tensor, Tensor]:
     """The most probable states of the nodes of chains, `[1, node]`, and `log P(states, evidence)`, `[1]`."""
     ground = query.model.ground
-    evidence, arguments = group_evidence(query.model, query.evidence), build_request_arguments(query.model)
-    name = ground.group_of(query.nodes[0]).name
-    paths, log_prob = elimination.find_best_paths(
-        query.module, name, evidence, budget=query.budget, atol=query.atol, **arguments
-    )
+    index = ground.group_of(query.nodes[0]).index
+    paths, log_prob = elimination.find_best_paths(query.module, index, *query.to_tensors(), **query.limits)
     if log_prob == -math.inf:
         raise_impossible_evidence(query)
     groups = [ground.group_of(node).index for node in query.nodes]
@@ -578,9 +570,8 @@ def _compute_probabilities(query: Query, group: NodeGroup, nodes: Sequence[int])
     """The posteriors of the nodes of a group, `[*plates, word, state]`."""
     model = query.model
     if find_single_target_fault(replace(query, nodes=(nodes[0],))) is None:
-        evidence, arguments = group_evidence(model, query.evidence), build_request_arguments(model)
-        limits: dict[str, Any] = {"budget": query.budget, "atol": query.atol}
-        probs = elimination.posterior(query.module, group.name, evidence, **arguments, **limits)[0].double()
+        probs = elimination.compute_posterior(query.module, group.index, *query.to_tensors(), **query.limits)
+        probs = probs[0].double()
         return probs / probs.sum(-1, keepdim=True)  # in float32 the sum is 1 only to 1e-7
     table = torch.zeros(len(nodes), model.count_states(nodes[0]), dtype=torch.float64)
     posteriors = node_posteriors(replace(query, nodes=tuple(node for node in nodes if node not in model.do)))

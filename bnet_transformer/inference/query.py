@@ -1,7 +1,7 @@
 """A query about the nodes of one sentence: its names as node groups and tensors, and why an algorithm does not apply.
 
-Users name single nodes; the compiled net computes whole groups of nodes in batches. `group_evidence`,
-`group_interventions` and `build_request_arguments` translate node values into group tensors. `classify_evidence` and
+Users name single nodes; the compiled net computes whole groups of nodes in batches. `build_request` and
+`group_evidence` translate node values into group tensors, by the index of the group. `classify_evidence` and
 `find_set_groups` do the same for the structure only, without tensors, so that the router can decide before anything is
 computed. `enumerate_joint_states`, `iter_chunks` and `with_sentence_scope` turn joint states of choices into a batch.
 """
@@ -22,6 +22,7 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.checks import check_choice, check_int, resolve_index
 from bnet_transformer._core.tokens import as_labels
+from bnet_transformer.compiler.gather import ExecutionRequest
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import StructureError
 from bnet_transformer.data import Evidence
@@ -164,6 +165,15 @@ class Query:
     budget: int = BUDGET
     atol: float = ATOL
 
+    @property
+    def limits(self) -> dict[str, Any]:
+        """The limits of the computation, as keyword arguments of an elimination."""
+        return {"budget": self.budget, "atol": self.atol}
+
+    def to_tensors(self) -> tuple[dict[int, Evidence], ExecutionRequest]:
+        """The evidence on node groups, and the sentence after its interventions as a request."""
+        return group_evidence(self.model, self.evidence), build_request(self.model)
+
     def format_nodes(self) -> str:
         """The names of the requested nodes."""
         return ", ".join(map(self.model.ground.name, self.nodes))
@@ -206,23 +216,39 @@ class Query:
         return self if len(evidence) == len(self.evidence) else replace(self, evidence=evidence)
 
 
-def build_length_inputs(model: GroundModel) -> dict[str, Tensor]:
-    """Tensors that give the number of words, `[1, word]`, of stacks without an input."""
-    filled = {model.network.get_spec(name).group.word_stack for name in model.inputs}
-    device, words = model.network.device, model.ground.word_counts
-    return {stack: torch.zeros(1, count, device=device) for stack, count in words.items() if stack not in filled}
+def build_request(
+    model: GroundModel,
+    outputs: tuple[int, ...] = (),
+    relevant: Collection[int] | None = None,
+    states: Mapping[int, Tensor] | None = None,
+    **options: Any,
+) -> ExecutionRequest:
+    """The request of a run for one sentence after its interventions.
 
-
-def build_request_arguments(model: GroundModel) -> dict[str, Any]:
-    """The keyword arguments of a run for one sentence after its interventions."""
-    given = {name: value[None] for name, value in model.inputs.items()}
-    return {"x": build_length_inputs(model), "given": given, **group_interventions(model)}
+    Args:
+        model: The ground model.
+        outputs: The groups to compute.
+        relevant: The groups whose interventions matter; all by default.
+        states: The states `[row]` of each node in the rows of a batch; they override the set values.
+        **options: Other fields of the request.
+    """
+    network = model.network
+    known = {network.graph.by_name[name].index: value[None] for name, value in model.inputs.items()}
+    patched = {}
+    for index, (value, mask) in group_values(model, model.do, relevant, states).items():
+        if bool(mask.all()) and network.specs[index].tpm.kind != "input":
+            known[index] = value
+        else:
+            patched[index] = value, mask
+    rows = group_values(model, model.attention_rows, relevant)
+    words = model.ground.word_counts
+    return ExecutionRequest(outputs, known, words, network.device, patched=patched, attention_rows=rows, **options)
 
 
 def group_evidence(
     model: GroundModel, evidence: Mapping[int, Tensor], states: Mapping[int, Tensor] | None = None
-) -> dict[str, Evidence]:
-    """Evidence on nodes as evidence on node groups.
+) -> dict[int, Evidence]:
+    """Evidence on nodes as evidence on node groups, by the index of the group.
 
     Args:
         model: The ground model.
@@ -231,27 +257,7 @@ def group_evidence(
     """
     states = {node: state.to(model.network.device) for node, state in (states or {}).items()}
     groups = group_values(model, evidence, states=states)
-    return {name: Evidence(value, None if bool(mask.all()) else mask) for name, (value, mask) in groups.items()}
-
-
-def group_interventions(
-    model: GroundModel, relevant: Collection[int] | None = None, states: Mapping[int, Tensor] | None = None
-) -> dict[str, Any]:
-    """The set nodes as `do` (whole groups), `patched` (some nodes of a group) and `attention_rows`.
-
-    Args:
-        model: The ground model.
-        relevant: The groups that matter; all by default.
-        states: The states `[row]` of each node in the rows of a batch; they override the set values.
-    """
-    full: dict[str, Tensor] = {}
-    patched: dict[str, tuple[Tensor, Tensor]] = {}
-    for name, (value, mask) in group_values(model, model.do, relevant, states).items():
-        if bool(mask.all()) and model.network.get_spec(name).tpm.kind != "input":
-            full[name] = value
-        else:
-            patched[name] = value, mask
-    return {"do": full, "patched": patched, "attention_rows": group_values(model, model.attention_rows, relevant)}
+    return {index: Evidence(value, None if bool(mask.all()) else mask) for index, (value, mask) in groups.items()}
 
 
 def group_values(
@@ -259,7 +265,7 @@ def group_values(
     values: Mapping[int, Tensor],
     relevant: Collection[int] | None = None,
     states: Mapping[int, Tensor] | None = None,
-) -> dict[str, tuple[Tensor, Tensor]]:
+) -> dict[int, tuple[Tensor, Tensor]]:
     """Values of nodes as tensors of their groups.
 
     Args:
@@ -281,27 +287,24 @@ def group_values(
         mask = torch.zeros(math.prod(shape), dtype=torch.bool, device=first.device)
         flat[:, positions] = torch.stack([columns[node].expand_as(first) for node in nodes], 1)
         mask[positions] = True
-        name = model.network.specs[index].group.name
-        groups[name] = flat.reshape(-1, *shape, *first.shape[1:]), mask.reshape(1, *shape)
+        groups[index] = flat.reshape(-1, *shape, *first.shape[1:]), mask.reshape(1, *shape)
     return groups
 
 
 def find_set_groups(
     model: GroundModel, relevant: Collection[int] | None = None
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the groups whose nodes are all set, and of those with some set nodes or attention rows."""
-    full, partial = list[str](), list[str]()
+) -> tuple[frozenset[int], frozenset[int]]:
+    """The groups whose nodes are all set, and those with some set nodes or attention rows."""
+    full, partial = set[int](), set(group_nodes(model, model.attention_rows, relevant))
     for index, nodes in group_nodes(model, model.do, relevant).items():
-        group = model.network.specs[index].group
         is_full = len(nodes) == math.prod(model.ground.shapes[index])
-        (full if is_full and model.network.specs[index].tpm.kind != "input" else partial).append(group.name)
-    rows = (model.network.specs[index].group.name for index in group_nodes(model, model.attention_rows, relevant))
-    return tuple(full), tuple(dict.fromkeys([*partial, *rows]))
+        (full if is_full and model.network.specs[index].tpm.kind != "input" else partial).add(index)
+    return frozenset(full), frozenset(partial)
 
 
 def classify_evidence(
     model: GroundModel, evidence: Mapping[int, Tensor], states: Iterable[int] = ()
-) -> dict[str, tuple[bool, bool]]:
+) -> dict[int, tuple[bool, bool]]:
     """For each group, whether evidence and set nodes cover it, and whether the evidence consists of real numbers.
 
     Args:
@@ -315,7 +318,7 @@ def classify_evidence(
         base, real = int(model.ground.offsets[index]), is_real[nodes[0]]
         unobserved = [node for node in range(base, base + math.prod(model.ground.shapes[index])) if node not in is_real]
         is_complete = all(node in model.do and model.do[node].is_floating_point() == real for node in unobserved)
-        forms[model.network.specs[index].group.name] = is_complete, real
+        forms[index] = is_complete, real
     return forms
 
 

@@ -21,8 +21,8 @@ from bnet_transformer._core.results import SavedResult
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.compiler.evaluate import Scan, WordStep
-from bnet_transformer.compiler.gather import ExecutionState, pad_dims
-from bnet_transformer.compiler.module import CompiledModule, lay_out_value
+from bnet_transformer.compiler.gather import ExecutionState, lay_out_value, pad_dims
+from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import UnknownNameError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeGroup, topological_order
@@ -42,7 +42,7 @@ from bnet_transformer.inference.query import (
     Fault,
     Obstacle,
     Query,
-    build_request_arguments,
+    build_request,
     group_evidence,
     group_values,
     iter_chunks,
@@ -370,8 +370,7 @@ def _sample_word_by_word(
         known_states: dict[int, tuple[Tensor, Tensor]] = {}
         for is_real in (True, False):  # some nodes of a discrete group may be set to vectors, and others to states
             selected = {k: value[chunk] for k, value in known.items() if value.is_floating_point() == is_real}
-            for name, (value, mask) in group_values(model, {}, states=selected).items():
-                index = graph.get_group(name).index
+            for index, (value, mask) in group_values(model, {}, states=selected).items():
                 pair = lay_out_value(execution, index, value), lay_out_value(execution, index, mask)
                 if bool(mask.all()):
                     execution.known = {**execution.known, index: pair[0]}
@@ -409,7 +408,7 @@ def _sample_joint(query: Query, n: int, generator: torch.Generator) -> NodeSampl
 def _sample_by_chain_rule(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
     """Samples from `P(a | e) P(b | a, e) ...`."""
     module, model, nodes = with_sentence_scope(query.module), query.model, query.nodes
-    states, arguments = torch.zeros(n, 0, dtype=torch.long), build_request_arguments(model)
+    states, request = torch.zeros(n, 0, dtype=torch.long), build_request(model)
     for k, node in enumerate(nodes):
         group, index = model.ground.unravel_index(node)
         # Samples with equal states so far have the same conditional posterior, which is computed once.
@@ -419,9 +418,7 @@ def _sample_by_chain_rule(query: Query, n: int, generator: torch.Generator) -> N
         for chunk in iter_chunks(model, len(known), indices):
             sampled = dict(zip(nodes[:k], known[chunk].unbind(1), strict=True))
             evidence = group_evidence(model, query.evidence, sampled)
-            posterior = elimination.posterior(
-                module, group.name, evidence, **arguments, budget=query.budget, atol=query.atol
-            )
+            posterior = elimination.compute_posterior(module, group.index, evidence, request, **query.limits)
             probs.append(posterior.movedim(0, -2)[index].expand(len(known[chunk]), -1))
         new = torch.multinomial(torch.cat(probs)[inverse], 1, generator=generator)
         states = torch.cat([states, new], 1)

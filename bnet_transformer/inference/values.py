@@ -16,7 +16,7 @@ from bnet_transformer import reference
 from bnet_transformer._core.checks import check_float, check_int, check_mapping
 from bnet_transformer._core.process import check_cancelled
 from bnet_transformer._core.tokens import Labels, as_labels
-from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops
@@ -38,12 +38,11 @@ from bnet_transformer.inference.query import (
     Fault,
     Obstacle,
     Query,
-    build_length_inputs,
+    build_request,
     enumerate_joint_states,
     find_attention_spec,
     find_mixed_type_fault,
     find_set_groups,
-    group_interventions,
     group_values,
     iter_chunks,
     parse_indices,
@@ -409,11 +408,11 @@ class NodeEvaluator:
             network = model.network
             is_open = {i for i in outputs if i not in closed and network.specs[i].tpm.kind == "discrete"}
             # The states of a latent choice are enumerated; its distribution is not needed.
-            names = [network.specs[index].group.name for index in outputs if index not in is_open]
+            computed = [index for index in outputs if index not in is_open]
             for index in outputs:
                 if index not in closed and network.specs[index].tpm.kind == "continuous":
                     return unset_parent_error(network.specs[index].group.name)
-            requirements = self.module.find_requirements(names, closed, is_open, partial, model.ground.word_counts)
+            requirements = self.module.find_requirements(computed, closed, is_open, partial, model.ground.word_counts)
             if requirements.fault is not None:
                 return requirements.fault
             words = model.ground.word_counts
@@ -440,10 +439,10 @@ class NodeEvaluator:
         # The products of the group itself count as well, if there is a plan for them.
         for candidates in (sorted({query.spec.group.index, *outputs}), outputs):
             is_open = frozenset(i for i in candidates if i not in closed and network.specs[i].tpm.kind == "discrete")
-            names = tuple(network.specs[i].group.name for i in candidates if i not in is_open)
-            if self.module.find_requirements(names, closed, is_open, partial, words).fault is None:
+            computed = tuple(i for i in candidates if i not in is_open)
+            if self.module.find_requirements(computed, closed, is_open, partial, words).fault is None:
                 break
-        plan = self.module.plan(names, closed, is_open, patched=partial)
+        plan = self.module.plan(computed, closed, is_open, patched=partial)
         return count_plan_flops(network, plan, words, closed, batch)
 
     @cached_property
@@ -456,12 +455,11 @@ class NodeEvaluator:
 
         There is a fault if some nodes of a group have states and others have vectors.
         """
-        graph, known = self.model.network.graph, self._fixed_model
+        known = self._fixed_model
         batched = {known.ground.group_of(node).index for node in self.states}
         fault = find_mixed_type_fault(known, known.do, relevant=ancestral_set)
         full, partial = find_set_groups(known, ancestral_set)
-        closed = batched | {graph.get_group(name).index for name in full}
-        return frozenset(closed), frozenset({graph.get_group(name).index for name in partial} - batched), fault
+        return full | batched, partial - batched, fault
 
     def compute(self, query: NodeQuery, route: Route) -> Tensor:
         """The table by a compiled route; the rows of set nodes are computed as if the nodes were not set."""
@@ -577,28 +575,22 @@ class NodeEvaluator:
         """The execution state with the values of some groups, after interventions and evidence on their ancestors."""
         check_cancelled()
         model, network = self.model, self.model.network
-        arguments = group_interventions(self._fixed_model, ancestral_set)
-        closed, patched = arguments["do"], arguments["patched"]
+        request = build_request(self._fixed_model, (), ancestral_set)
         batched = {model.ground.group_of(node).index for node in self.states}
-        for name, (value, _) in group_values(model, model.do, batched, self.states).items():
-            patched.pop(name, None)
-            closed[name] = value
-        closed |= self._reuse_values(set(outputs), closed)
-        known = frozenset(network.graph.get_group(name).index for name in closed)
-        is_open = frozenset(i for i in set(outputs) - known if network.specs[i].tpm.kind == "discrete")
-        names = tuple(network.specs[index].group.name for index in outputs if index not in is_open)
-        request = ExecutionRequest(
-            names,
-            build_length_inputs(model),
-            do=closed,
-            patched=patched,
-            attention_rows=arguments["attention_rows"],
-            given={name: value[None] for name, value in model.inputs.items()},
+        states = group_values(model, model.do, batched, self.states)
+        known = {**request.known, **{index: value for index, (value, _) in states.items()}}
+        known |= self._reuse_values(set(outputs), known)
+        is_open = frozenset(i for i in set(outputs) - known.keys() if network.specs[i].tpm.kind == "discrete")
+        request = replace(
+            request,
+            outputs=tuple(index for index in outputs if index not in is_open),
+            known=known,
+            patched={index: patch for index, patch in request.patched.items() if index not in states},
             enumerate_too=is_open,
         )
-        return self.module.run(request)[0]
+        return self.module.execute(request)[0]
 
-    def _reuse_values(self, outputs: set[int], fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _reuse_values(self, outputs: set[int], fixed: Collection[int]) -> dict[int, Tensor]:
         """The known values of groups: those of earlier passes, and those before the intervention that it does not
         change; only groups that other groups read are included.
         """
@@ -612,7 +604,7 @@ class NodeEvaluator:
         while stack:
             index = stack.pop()
             spec = network.specs[index]
-            if index in visited or spec.group.name in fixed:
+            if index in visited or index in fixed:
                 continue
             visited.add(index)
             if self._is_reusable(spec) and index not in set_groups and ("value", index) in self._tables:
@@ -633,11 +625,11 @@ class NodeEvaluator:
         is_value = spec.tpm.kind == "deterministic" and bool(spec.parents) and not self.states
         return is_value and not has_ancestor_choices(self.model.network, [spec.group.index])
 
-    def _read_tables(self, specs: Sequence[NodeSpec]) -> dict[str, Tensor]:
-        """The computed values of some groups, by name: `[1, *plates, word, *shape]`."""
+    def _read_tables(self, specs: Sequence[NodeSpec]) -> dict[int, Tensor]:
+        """The computed values of some groups, by index: `[1, *plates, word, *shape]`."""
         tables = [self._tables["value", spec.group.index] for spec in specs]
         tensors = (self._select_dims(t, m, {}, None, m.shape)[None] for t, m in zip(tables, specs, strict=True))
-        return {spec.group.name: value for spec, value in zip(specs, tensors, strict=True)}
+        return {spec.group.index: value for spec, value in zip(specs, tensors, strict=True)}
 
     @cached_property
     def _changed_groups(self) -> set[int]:

@@ -16,12 +16,12 @@ from bnet_transformer._core.naming import split_pattern
 from bnet_transformer._core.results import Fields, get_parameter_names, register_codec
 from bnet_transformer._core.stats import digest_words
 from bnet_transformer._core.tensors import IntArray
-from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState
+from bnet_transformer.compiler.gather import ExecutionState, NodePatches
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError
 from bnet_transformer.graph import find_family
-from bnet_transformer.inference.query import build_length_inputs, group_interventions
+from bnet_transformer.inference.query import build_request
 from bnet_transformer.inference.values import SentenceState
 from bnet_transformer.reference import GroundModel, check_discrete_node
 
@@ -108,27 +108,24 @@ class Examples:
             The state of the execution, with the values and the attention.
         """
         graph = self.model.network.graph
-        names = tuple(graph.groups[index].name for index in sorted(groups))
         ancestors = {*groups, *record_attention, *graph.ancestors([*groups, *record_attention])}
-        interventions = [group_interventions(model, ancestors) for model in self.models]
-        do_values = {name: torch.cat([item["do"][name] for item in interventions]) for name in interventions[0]["do"]}
-        patched = _stack_sentences([item["patched"] for item in interventions])
+        requests = [build_request(model, tuple(sorted(groups)), ancestors, training=False) for model in self.models]
+        known = {index: torch.cat([request.known[index] for request in requests]) for index in requests[0].known}
+        patched = _stack_sentences([request.patched for request in requests])
         for index, (values, mask) in (overrides or {}).items():
             if index in ancestors:
-                _override_values(graph.groups[index].name, values, mask, do_values, patched)
-        request = ExecutionRequest(
-            names,
-            build_length_inputs(self.model),
-            do=do_values,
+                is_input = self.model.network.specs[index].tpm.kind == "input"
+                _override_values(index, values, mask, {} if is_input else known, patched)
+        request = replace(
+            requests[0],
+            known=known,
             patched=patched,
-            attention_rows=_stack_sentences([item["attention_rows"] for item in interventions]),
-            given={name: torch.stack([model.inputs[name] for model in self.models]) for name in self.model.inputs},
+            attention_rows=_stack_sentences([request.attention_rows for request in requests]),
             record_attention=frozenset(record_attention),
-            perturbations=perturbations,
-            training=False,
+            perturbations=perturbations or {},
         )
         with torch.set_grad_enabled(bool(perturbations)):
-            state, plan = self.module.run(request)
+            state, plan = self.module.execute(request)
         if plan.enumerated:
             name = graph.groups[plan.enumerated[0]].name
             raise UnsupportedError(f"{name} is a latent choice, which one run cannot compute", hint=f"Set {name} by do")
@@ -136,23 +133,23 @@ class Examples:
 
 
 def _override_values(
-    name: str, values: Tensor, mask: Tensor, do: dict[str, Tensor], patched: dict[str, tuple[Tensor, Tensor]]
+    index: int, values: Tensor, mask: Tensor, known: dict[int, Tensor], patched: dict[int, tuple[Tensor, Tensor]]
 ) -> None:
-    """Replace the values of some nodes of a group in the values that `do` sets, or set these nodes."""
+    """Replace the values of some nodes of a group in the values that are known, or set these nodes."""
     selected = mask.reshape(*mask.shape, *[1] * (values.dim() - mask.dim()))
-    if name in do:
-        do[name] = torch.where(selected, values.to(do[name].dtype), do[name])
-    elif name in patched:
-        before, was_set = patched[name]
-        patched[name] = torch.where(selected, values, before), mask | was_set
+    if index in known:
+        known[index] = torch.where(selected, values.to(known[index].dtype), known[index])
+    elif index in patched:
+        before, was_set = patched[index]
+        patched[index] = torch.where(selected, values, before), mask | was_set
     else:
-        patched[name] = values, mask
+        patched[index] = values, mask
 
 
-def _stack_sentences(by_sentence: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> dict[str, tuple[Tensor, Tensor]]:
+def _stack_sentences(by_sentence: Sequence[NodePatches]) -> dict[int, tuple[Tensor, Tensor]]:
     """Concatenate the values of groups, and the masks of the nodes that are set, along the sentences."""
-    columns = {name: zip(*(tensors[name] for tensors in by_sentence), strict=True) for name in by_sentence[0]}
-    return {name: (torch.cat(values), torch.cat(masks)) for name, (values, masks) in columns.items()}
+    columns = {index: zip(*(tensors[index] for tensors in by_sentence), strict=True) for index in by_sentence[0]}
+    return {index: (torch.cat(values), torch.cat(masks)) for index, (values, masks) in columns.items()}
 
 
 def get_batch_key(model: GroundModel) -> Hashable:

@@ -255,11 +255,8 @@ def find_run_obstacle(examples: Examples, groups: Collection[int]) -> Obstacle |
     mixed = find_mixed_type_fault(model, model.do, relevant=ancestors)
     if mixed is not None:
         return mixed
-    known, patched = (
-        [graph.by_name[name].index for name in names] for names in find_intervened_groups(model, ancestors)
-    )
-    requested = [graph.groups[index].name for index in sorted(groups)]
-    needs = examples.module.find_requirements(requested, known, patched=patched)
+    known, patched = find_intervened_groups(model, ancestors)
+    needs = examples.module.find_requirements(sorted(groups), known, patched=patched)
     if needs.enumerated:
         name = graph.groups[min(needs.enumerated)].name
         return Obstacle(name, f"{name} is a latent choice that the sweep does not enumerate", f"set {name} by do")

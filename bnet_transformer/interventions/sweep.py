@@ -112,11 +112,11 @@ def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num
     """FLOPs of the matrix products of the runs and of the changes of cells; None if a TPM does not define them."""
     model, needed = batch.base.model, batch.needed
     network, ground = model.network, model.ground
-    requested = sorted({ground.group_of(node).name for node in needed.outcome_nodes})
-    if batch.base.module.find_requirements(requested, ()).fault is not None:
+    requested = {group.name: group.index for group in map(ground.group_of, needed.outcome_nodes)}
+    if batch.base.module.find_requirements([*requested.values()], ()).fault is not None:
         return None
     flops, slices = Counter[str](), Counter[str]()
-    for row in cost(network, dict(ground.word_counts) or None, want=requested).rows:
+    for row in cost(network, dict(ground.word_counts) or None, want=sorted(requested)).rows:
         if row.flops is None:
             return None
         flops[row.template] += row.flops

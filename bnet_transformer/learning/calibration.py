@@ -31,9 +31,9 @@ from bnet_transformer._core.process import translate_memory_errors
 from bnet_transformer._core.results import SavedResult
 from bnet_transformer._core.tensors import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
-from bnet_transformer.compiler.module import get_plate_sizes
 from bnet_transformer.data import Batch, Evidence, read_batch
 from bnet_transformer.data.batch import infer_fit_task
+from bnet_transformer.data.checks import get_plate_sizes
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError
 from bnet_transformer.learning.fit.diagnostics import count_effective

@@ -33,15 +33,15 @@ from bnet_transformer._core.process import translate_memory_errors
 from bnet_transformer._core.results import SavedResult
 from bnet_transformer._core.tensors import DeferredScalars, enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.compiler import CompiledModule
-from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState, gather_parents
-from bnet_transformer.compiler.module import lay_out_value
+from bnet_transformer.compiler.gather import ExecutionState, batch_to_request, gather_parents, lay_out_value
 from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.batch import UNOBSERVED, Task, check_has_words, infer_task, infer_trainable_task, is_observed
+from bnet_transformer.data.checks import check_batch_mask
 from bnet_transformer.data.dataset import ExampleReader, read_dataset
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.inference.elimination import eliminate_choices, log_evidence
-from bnet_transformer.inference.factors import build_factors
+from bnet_transformer.inference.factors import compute_factors, request_factors
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.checkpoint import (
     FILE_NAME,
@@ -329,7 +329,7 @@ class TrainingLoss(nn.Module):
     def __init__(self, module: CompiledModule, task: Task, smoothing: float = 0.0, loss_fn: Loss | None = None) -> None:
         super().__init__()
         self.module, self.task, self.smoothing, self.loss_fn = module, task, smoothing, loss_fn
-        self.readout_names = tuple(readout.group.name for readout in task.readouts)
+        self.readout_indices = tuple(readout.group.index for readout in task.readouts)
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the summed loss, `[]`. Divided by `count_terms` it is the mean."""
@@ -341,16 +341,17 @@ class TrainingLoss(nn.Module):
             if torch.is_grad_enabled() and not loss.requires_grad:
                 raise BNetError("loss", expected="a tensor that depends on trainable parameters")
             return loss * len(batch)
+        network = self.module.network
         if self.task.has_choices:
-            request = ExecutionRequest((), batch.x, batch.mask, training=self.training, check_values=False)
-            state, factors = build_factors(self.module, batch.evidence, None, request, atol=ATOL, budget=BUDGET)
-            return -eliminate_choices(state, factors).sum()
-        state, _ = self.module.run(ExecutionRequest(self.readout_names, batch.x, batch.mask, check_values=False))
+            request, evidence = batch_to_request(network, batch, training=self.training), batch.index_evidence(network)
+            factors = request_factors(self.module, evidence, None, request, atol=ATOL, budget=BUDGET)
+            return -eliminate_choices(*compute_factors(self.module, factors)).sum()
+        state, _ = self.module.execute(batch_to_request(network, batch, self.readout_indices))
         smoothing = self.smoothing if self.training else 0.0
         observed = batch.observed
         parts = [
-            _negative_log_likelihood(state, readout, observed[name], smoothing)
-            for name, readout in zip(self.readout_names, self.task.readouts, strict=True)
+            _negative_log_likelihood(state, readout, observed[readout.group.name], smoothing)
+            for readout in self.task.readouts
         ]
         return torch.stack(parts).sum()
 
@@ -449,7 +450,7 @@ class Trainer:
         # A loss of the user may pass any values. A check on a GPU waits for the device, so it is done only in step 0.
         self.module.check_values = self.should_check_values and (device.type == "cpu" or not self.step)
         if batch.mask is not None and self.training_loss.loss_fn is None:
-            self.module.check_mask(self.training_loss.readout_names, batch.x, batch.mask)
+            check_batch_mask(self.network, batch, self.training_loss.readout_indices)
         if self.ranks.world_size > 1:
             batch = batch.shard(self.ranks.rank, self.ranks.world_size)
         numbers = (torch.full((), float(n), dtype=torch.float64, device=device) for n in (count, should_stop))

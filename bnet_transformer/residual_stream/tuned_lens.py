@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from bnet_transformer._core.checks import check_float, check_fraction, check_int
 from bnet_transformer._core.process import check_memory
 from bnet_transformer._core.results import SavedResult, load_result
 from bnet_transformer._core.tensors import enable_gradients, to_numpy
-from bnet_transformer.compiler.gather import ExecutionRequest
+from bnet_transformer.compiler.gather import batch_to_request
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.declare import Network, as_network
@@ -278,8 +278,8 @@ def _read_part(module: CompiledModule, path: LensPath, batch: Batch) -> TextPart
     last, count = path.states[-1], len(batch)
     num_words = batch.x[last.group.stack].shape[1]
     check_memory("sentences", 4 * len(path.states) * count * num_words * last.shape[0], "fewer sentences")
-    request = ExecutionRequest(path.state_names, batch.x, batch.mask, batch.given)
-    execution = module.run(request)[0]
+    request = batch_to_request(module.network, batch, tuple(spec.group.index for spec in path.states))
+    execution = module.execute(request)[0]
     states = torch.stack([get_word_values(execution, spec, count, num_words) for spec in path.states])
 
     def make_mask(stack: str | None) -> Tensor:
@@ -379,9 +379,9 @@ def _apply_readout(module: CompiledModule, path: LensPath, part: TextPart, state
         return value if count == 1 else value.repeat(count, *[1] * (value.dim() - 1))
 
     batch = part.batch.map(repeat)
-    do = {path.states[-1].group.name: states.flatten(0, 1)}
-    request = ExecutionRequest((path.readout.group.name,), batch.x, batch.mask, batch.given, do, check_values=False)
-    log_probs = compute_log_probs(module.run(request)[0], path.readout)
+    request = batch_to_request(module.network, batch, (path.readout.group.index,))
+    request = replace(request, known={**request.known, path.states[-1].group.index: states.flatten(0, 1)})
+    log_probs = compute_log_probs(module.execute(request)[0], path.readout)
     return log_probs.expand(count * len(part.batch), *part.weights.shape[1:], -1).reshape(
         count, *part.weights.shape, -1
     )

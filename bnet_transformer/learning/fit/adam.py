@@ -173,10 +173,6 @@ class RestartOptimizer(ABC):
         self.corpus_parts = self.split_full_pass(corpus)
         held_out = problem.held_out
         self.validation_parts = self.corpus_parts if held_out is None else self.split_full_pass(held_out)
-        for part in (corpus, self.validation):
-            if part.mask is not None:
-                objective.module.check_mask(tuple(part.evidence), part.x, part.mask)
-        objective.check_values = False  # all other checks were done when the corpus was created
         for part in (*self.corpus_parts, *self.validation_parts) if self.has_summed_choices else ():
             objective.cache_factors(part)
         batch = len(corpus) if objective.has_corpus_choice else problem.batch or DEFAULT_BATCH_SIZE

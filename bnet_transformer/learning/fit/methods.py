@@ -381,9 +381,10 @@ def analyse_choices(
         The elimination problem; the maximum number of joint states of the choices on which one observed node group
         depends; the names of these choices; and, if they cannot be summed, the node and the reason, else None and None.
     """
-    forms = {k: (e.observed is None, e.value.is_floating_point()) for k, e in corpus.evidence.items()}
+    network, evidence = objective.network, corpus.index_evidence(objective.network)
+    forms = {index: (e.observed is None, e.value.is_floating_point()) for index, e in evidence.items()}
     problem = build_elimination_problem(objective.module, forms, None, (), ())
-    network, words = objective.network, {stack: value.shape[1] for stack, value in corpus.x.items()}
+    words = {stack: value.shape[1] for stack, value in corpus.x.items()}
     counts = (
         (math.prod(network.count_states(i, words) for i in scope), [network.specs[i].group.name for i in scope])
         for _, scope in problem.scopes
@@ -403,12 +404,11 @@ def analyse_choices(
 def count_step_flops(problem: FitProblem, method: Method, elimination: EliminationProblem) -> int | None:
     """Count the FLOPs of the compiled passes of one step; None if a TPM does not define its FLOPs."""
     objective, corpus, network = problem.objective, problem.corpus, problem.objective.network
-    names = (*elimination.outputs, *(network.specs[index].group.name for index in elimination.factor_groups))
-    known = frozenset(network.graph.get_group(name).index for name in elimination.fixed)
+    outputs, known = tuple(dict.fromkeys([*elimination.outputs, *elimination.factor_groups])), elimination.fixed
     words = {stack: value.shape[1] for stack, value in corpus.x.items()}
     is_full_batch = objective.has_corpus_choice or isinstance(method, NUTS | Laplace)
     sentences = len(corpus) if is_full_batch else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
-    plan = objective.module.plan(tuple(dict.fromkeys(names)), known, elimination.enumerated, has_chains=True)
+    plan = objective.module.plan(outputs, known, elimination.enumerated, has_chains=True)
     sets = method.chains if isinstance(method, NUTS) else 1
     if isinstance(method, PointMethod):
         options, adam = resolve_options(problem, method)

@@ -18,19 +18,26 @@ from torch import Tensor, nn
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_sequence, set_frozen
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
-from bnet_transformer.compiler import CompiledModule, ExecutionRequest
-from bnet_transformer.compiler.gather import ExecutionState, enumerate_states
+from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.gather import ExecutionState, batch_to_request, enumerate_states
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.inference.elimination import (
+    compute_log_evidence,
     eliminate_choices,
     get_batch_size,
     get_full_shape,
     has_posterior_dim,
-    log_evidence,
 )
-from bnet_transformer.inference.factors import Factor, build_factors, log_prior, select_logits
+from bnet_transformer.inference.factors import (
+    Factor,
+    FactorRequest,
+    compute_factors,
+    log_prior,
+    request_factors,
+    select_logits,
+)
 from bnet_transformer.learning.training import LoopConfig
 from bnet_transformer.reference import ATOL
 
@@ -118,7 +125,7 @@ class FitObjective(nn.Module):
             value.requires_grad_(False)
         self.module.eval()
         self.network, self.learned, self.budget = network, learned, budget
-        self.check_values = True
+        self._requests: WeakKeyDictionary[Batch, dict[bool, FactorRequest]] = WeakKeyDictionary()
         self._factor_cache: WeakKeyDictionary[Batch, tuple[ExecutionState, list[Factor]]] = WeakKeyDictionary()
 
     @property
@@ -136,11 +143,13 @@ class FitObjective(nn.Module):
         """Apply `fn` to the execution state and the factors of the sentences, with the parameters in the module."""
         if not self.learned.weights and corpus in self._factor_cache:
             return fn(*self._update_tables(*self._factor_cache[corpus]))
-        request = ExecutionRequest((), corpus.x, corpus.mask, corpus.given, check_values=self.check_values)
-        state, factors = build_factors(
-            self.module, corpus.evidence, None, request, atol=ATOL, budget=self.budget, defer=defer
-        )
-        return fn(state, factors)
+        requests = self._requests.setdefault(corpus, {})
+        if defer not in requests:
+            evidence, run = corpus.index_evidence(self.network), batch_to_request(self.network, corpus)
+            requests[defer] = request_factors(
+                self.module, evidence, None, run, atol=ATOL, budget=self.budget, defer=defer
+            )
+        return fn(*compute_factors(self.module, requests[defer]))
 
     def cache_factors(self, corpus: Batch) -> None:
         """Cache the factors of sentences that are evaluated repeatedly, if only tables are learned.
@@ -215,7 +224,8 @@ class FitObjective(nn.Module):
         for number, part in enumerate([corpus] if self.has_corpus_choice else corpus.parts(size)):
             try:
                 with torch.no_grad():
-                    log_evidence(self.module, part.evidence, part.x, part.mask, given=part.given, budget=self.budget)
+                    evidence, request = part.index_evidence(self.network), batch_to_request(self.network, part)
+                    compute_log_evidence(self.module, evidence, request, budget=self.budget)
             except EvidenceError as error:
                 where = f" after {number * size} other sentences" if number else ""
                 raise EvidenceError(f"{error.subject}{where}", **error.parts) from error

@@ -15,17 +15,17 @@ from bnet_transformer._core.checks import check_mapping
 from bnet_transformer._core.results import SavedResult
 from bnet_transformer._core.tensors import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
-from bnet_transformer.compiler import CompiledModule, ExecutionRequest
-from bnet_transformer.compiler.gather import gather_parents
+from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.gather import batch_to_request, gather_parents
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError
 from bnet_transformer.inference.elimination import (
+    compute_posterior,
     eliminate_choices,
     get_batch_size,
     get_full_shape,
     has_posterior_dim,
-    posterior,
 )
 from bnet_transformer.inference.factors import Factor, check_elimination_budget, find_ancestor_choices, log_prior
 from bnet_transformer.learning.fit.objective import FitObjective
@@ -71,11 +71,12 @@ def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget:
     """Compute `P(y | x)` of a discrete readout, `[sentence, word, state]`, or `E[y | x]`; choices are summed out."""
     module, spec = CompiledModule(network).eval(), network.get_spec(name)
     if spec.tpm.kind == "discrete":
-        probs = [posterior(module, name, {}, p.x, p.mask, given=p.given, budget=budget) for p in parts]
+        requests = [batch_to_request(network, part) for part in parts]
+        probs = [compute_posterior(module, spec.group.index, {}, request, budget=budget) for request in requests]
         return torch.cat([part.expand(len(p), *part.shape[1:]) for part, p in zip(probs, parts, strict=True)])
     open_choices = _find_open_choices(network, spec)
     for part in parts[:1]:
-        _, words, *_ = module.validate_inputs(part.x, part.given)
+        words = batch_to_request(network, part).word_counts
         choices = find_ancestor_choices(network, spec.group.index, {*open_choices}, set())
         check_elimination_budget(network, spec.group.index, choices, words, budget)
     means = [_predict_mean(module, spec, open_choices, part) for part in parts]
@@ -99,7 +100,7 @@ class ReadoutPredictor(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """Compute the mean of the readout, `[sentence, *plates, word, dim]`."""
-        return _predict_mean(self.module, self.spec, self.open_choices, batch, check_values=False)
+        return _predict_mean(self.module, self.spec, self.open_choices, batch)
 
     def predict(self, sets: Mapping[str, Tensor], batch: Batch) -> Tensor:
         """Compute `P(y | x)` of a discrete readout, or `E[y | x]`, for each set, `[set, sentence, ...]`.
@@ -122,19 +123,16 @@ def _find_open_choices(network: Network, spec: NodeSpec) -> list[int]:
     return [index for index in ancestors if out_of[index] and index != spec.group.index]
 
 
-def _predict_mean(
-    module: CompiledModule, spec: NodeSpec, open_choices: list[int], batch: Batch, *, check_values: bool = True
-) -> Tensor:
+def _predict_mean(module: CompiledModule, spec: NodeSpec, open_choices: list[int], batch: Batch) -> Tensor:
     """Compute `E[y | x]`, or the probabilities of a discrete readout, `[sentence, *plates, word, dim]`.
 
     The latent choices are summed out.
     """
     network = module.network
-    names = (spec.group.name, *(network.specs[i].group.name for i in open_choices))  # of the groups with a factor
-    enumerated = frozenset(open_choices)
-    options: dict[str, Any] = {"enumerate_too": enumerated, "has_chains": True, "check_values": check_values}
+    outputs = (spec.group.index, *open_choices)  # the groups with a factor
+    request = batch_to_request(network, batch, outputs, enumerate_too=frozenset(open_choices), has_chains=True)
     with torch.no_grad():
-        state, _ = module.run(ExecutionRequest(names, batch.x, batch.mask, batch.given, **options))
+        state, _ = module.execute(request)
         context, parents = gather_parents(state, spec)
         distribution: Any = spec.tpm.distribution(context, *parents)
         mean = distribution.probs if spec.tpm.kind == "discrete" else distribution.mean

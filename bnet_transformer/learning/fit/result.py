@@ -23,12 +23,13 @@ from bnet_transformer._core.process import translate_memory_errors
 from bnet_transformer._core.results import Fields, build_object, check_field_types, register_codec
 from bnet_transformer._core.stats import MAX_KHAT
 from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.gather import batch_to_request
 from bnet_transformer.compiler.plan import StructureError
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.declare import Network, NodeSpec, as_network, io
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnsupportedError, unknown_name_error
-from bnet_transformer.inference.elimination import posterior
+from bnet_transformer.inference.elimination import compute_posterior
 from bnet_transformer.learning.fit import arviz_groups, heads as heads
 from bnet_transformer.learning.fit.comparison import Comparison, compare_heads
 from bnet_transformer.learning.fit.diagnostics import describe_rhat
@@ -340,10 +341,11 @@ class Fit(Generic[N]):
         is_corpus, name = spec.scope == "corpus", spec.group.name
 
         def evaluate(net: Network, shard: Batch) -> Tensor:
-            module, parts = CompiledModule(net).eval(), [shard] if is_corpus else shard.parts(SENTENCES_PER_PART)
-            return torch.cat(
-                [posterior(module, name, p.evidence, p.x, p.mask, given=p.given, budget=budget) for p in parts]
-            )
+            module, probs = CompiledModule(net).eval(), []
+            for part in [shard] if is_corpus else shard.parts(SENTENCES_PER_PART):
+                evidence, request = part.index_evidence(net), batch_to_request(net, part)
+                probs.append(compute_posterior(module, spec.group.index, evidence, request, budget=budget))
+            return torch.cat(probs)
 
         with self._shard_sentences("responsibilities", corpus, is_corpus, selector=name) as ranks:
             return self._mean_over_draws(ranks, corpus, evaluate)

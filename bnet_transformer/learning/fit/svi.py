@@ -18,7 +18,7 @@ from torch.distributions import Categorical, kl_divergence
 from bnet_transformer._core.files import derive_seed
 from bnet_transformer._core.stats import MAX_KHAT, effective_sample_size, resample, smooth_weights
 from bnet_transformer._core.tensors import seed_rngs
-from bnet_transformer.compiler.module import get_plate_sizes
+from bnet_transformer.data.checks import get_plate_sizes
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit.adam import (
