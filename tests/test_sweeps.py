@@ -383,8 +383,8 @@ def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
 def test_an_ablation_computes_its_values_once_for_all_examples(monkeypatch, clean):
     """A mean over sentences takes one run of the net more than zeros do, for any nodes and any number of examples."""
     net, runs = make_net(observe=bt.tpm.Categorical(3)), []
-    run = CompiledModule.run
-    monkeypatch.setattr(CompiledModule, "run", lambda self, request: runs.append(1) or run(self, request))
+    execute = CompiledModule.execute
+    monkeypatch.setattr(CompiledModule, "execute", lambda self, request: runs.append(1) or execute(self, request))
 
     def count_runs(clean, count):
         runs.clear()
