@@ -310,16 +310,14 @@ def _prepare_attention_inputs(
 
 def _is_full_or_causal(state: ExecutionState, spec: NodeSpec) -> tuple[bool, bool]:
     """Whether, without padding, every word depends on every word, or on the words up to itself (no mask is needed)."""
-    reaches = {_get_reach_kind(state, parent) for parent in spec.parents if WORD in parent.over}
-    is_unpadded = not state.present
-    return is_unpadded and reaches == {"every"}, is_unpadded and reaches == {"causal"}
-
-
-def _get_reach_kind(state: ExecutionState, parent: ParentSpec) -> str:
-    """The kind of a reach; "recent" is causal if its window covers all words."""
-    num_words = state.word_counts[state.network.specs[parent.index].group.word_stack or ""]
-    is_causal = parent.reach.kind == "recent" and num_words <= parent.reach.width + 1
-    return "causal" if is_causal else parent.reach.kind
+    if state.present:
+        return False, False
+    kinds = set()
+    for parent in (parent for parent in spec.parents if WORD in parent.over):
+        num_words = state.word_counts[state.network.specs[parent.index].group.word_stack or ""]
+        covers_all = parent.reach.kind == "recent" and num_words <= parent.reach.width + 1
+        kinds.add("causal" if covers_all else parent.reach.kind)
+    return kinds == {"every"}, kinds == {"causal"}
 
 
 WordReader = Callable[[int], Tensor]
@@ -408,7 +406,12 @@ class Scan:
         """The step of one group, by its TPM."""
         index, tpm, event_dim = spec.group.index, spec.tpm, len(spec.shape)
         if not all(map(self.is_single, spec.parents)):
-            return lambda word: self.append_value(index, word, self.evaluate_word(spec, word))
+
+            def step(word: int) -> None:  # several words, or entries that a selector picks
+                word_context, parents = self.gather_word(spec, word)
+                self.append_value(index, word, pad_dims(self.state, spec, tpm.value(word_context, *parents)))
+
+            return step
         reads = [self.make_reader(parent) for parent in spec.parents]
         context = build_context(self.state, spec)
         optional = [k for k, described in enumerate(spec.tpm_parents) if described.is_optional]
@@ -417,15 +420,10 @@ class Scan:
             replace(context, word=position, rotary={}, missing={k: masks[step] for k, masks in missing.items()})
             for step, position in enumerate(self.positions)
         ]
-        pad_dims = self.state.layout.pad_dims
+        pad = self.state.layout.pad_dims
         return lambda word: self.append_value(
-            index, word, pad_dims(tpm.value(contexts[word], *(read(word) for read in reads)), event_dim)
+            index, word, pad(tpm.value(contexts[word], *(read(word) for read in reads)), event_dim)
         )
-
-    def evaluate_word(self, spec: NodeSpec, word: int) -> Tensor:
-        """The value at a word, for a group that reads several words or entries that a selector picks."""
-        context, parents = self.gather_word(spec, word)
-        return pad_dims(self.state, spec, spec.tpm.value(context, *parents))
 
     def gather_word(self, spec: NodeSpec, word: int) -> tuple[EvalContext, list[Tensor]]:
         """The context and the values of the parents of one word."""

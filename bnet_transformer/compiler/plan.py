@@ -256,7 +256,9 @@ def network_to_plan(
     components, recurrent = _split_components(network, components, enumerated | set(known))
     # Weights are views of their parameters. Views of all of them, one after another, are created from code that is in
     # the cache of the processor; each product in between would displace it.
-    components = tuple(sorted(components, key=lambda component: not _is_weight(network, component)))
+    components = tuple(
+        sorted(components, key=lambda component: not isinstance(network.specs[component[0]].tpm, Weight))
+    )
     retained |= {parent for index in deferred for parent in _get_effective_parents(network, index, folds)}
     single = [component[0] for component in components if len(component) == 1]
     fused_maps = find_fused_maps(network, single, {*known, *folds})
@@ -273,11 +275,6 @@ def network_to_plan(
         deferred,
         recurrent,
     )
-
-
-def _is_weight(network: Network, component: Sequence[int]) -> bool:
-    """True for a component of one group whose value is a parameter."""
-    return isinstance(network.specs[component[0]].tpm, Weight)
 
 
 def _split_components(

@@ -157,8 +157,9 @@ def check_inputs(
                 actual = tuple(value.shape) if is_dense(value) else value
                 raise BNetError(label, expected=describe_shape(network.specs[index]), actual=actual)
             word_counts.setdefault(group.word_stack, value.shape[1 + len(group.plates)])
-    missing = [spec.group.name for spec in network.inputs if spec.group.index not in inputs]
-    missing = [name for name in missing if not _has_default(network.get_spec(name), word_counts)]
+    has_default = {m.group.index for m in network.inputs if m.tpm.default is not None}
+    has_default = {index for index in has_default if network.specs[index].group.word_stack in (None, *word_counts)}
+    missing = [m.group.name for m in network.inputs if m.group.index not in {*inputs, *has_default}]
     missing += [f"stack {stack!r}" for stack in stacks if stack not in word_counts]
     if missing:
         has_inputs = {spec.group.word_stack for spec in network.inputs}.issuperset(stacks)
@@ -177,11 +178,6 @@ def check_inputs(
     values |= check_values(network, named, word_counts, batch, like)
     subjects = {index: label for index, (label, _) in {**inputs, **named}.items()}
     return Inputs(values, subjects, word_counts, batch, tensors[0].device if tensors else network.device)
-
-
-def _has_default(spec: NodeSpec, word_counts: Mapping[str, int]) -> bool:
-    """True for an input group that has a default value, and whose words are known."""
-    return spec.tpm.default is not None and spec.group.word_stack in (None, *word_counts)
 
 
 def check_values(
@@ -203,10 +199,10 @@ def check_values(
     Raises:
         BNetError: A value has a wrong type or shape.
     """
-    checked = {}
+    checked: dict[int, Tensor] = {}
     for index, (subject, value) in values.items():
         spec = network.specs[index]
-        check_type(spec, subject, value, like)
+        _check_type(spec, subject, value, like)
         sizes, shape = get_plate_sizes(network, spec, word_counts), spec.shape if value.is_floating_point() else ()
         batches: list[tuple[int, ...]] = [(), (1,)] if batch is None else [(), (1,), (batch,)]
         if not is_allowed_shape(value.shape, [(*b, *sizes, *shape) for b in batches]):
@@ -220,7 +216,7 @@ def check_values(
     return checked
 
 
-def check_type(spec: NodeSpec, subject: str, value: object, like: Tensor | None) -> None:
+def _check_type(spec: NodeSpec, subject: str, value: object, like: Tensor | None) -> None:
     """Raise an error for a value that is no tensor, or has a type that the group or the net does not have."""
     if not is_dense(value):
         raise BNetError(subject, expected="a dense tensor" if torch.is_tensor(value) else "a tensor", actual=value)
@@ -441,19 +437,6 @@ def check_mask(
             sentence = int((~has_word).nonzero()[0])
             raise BNetError(f"{label}, sentence {sentence}: all words are masked")
     return by_stack
-
-
-def check_batch_mask(network: Network, batch: Batch, outputs: Collection[int]) -> None:
-    """Raise an error if the mask of a batch leaves a sentence without words, or a word without words to read.
-
-    Args:
-        network: The net.
-        batch: The sentences.
-        outputs: The groups that will be computed.
-    """
-    word_counts = index_inputs(network, batch.x, batch.given)[1]
-    mask = check_mask(batch.mask, word_counts, len(batch))
-    check_masked_reads(network, outputs, (), mask, word_counts)
 
 
 def check_masked_reads(

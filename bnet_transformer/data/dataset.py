@@ -28,7 +28,7 @@ from bnet_transformer.data.batch import (
     pad,
     split_missing,
 )
-from bnet_transformer.data.checks import check_batch, check_batch_mask
+from bnet_transformer.data.checks import check_batch, check_mask, check_masked_reads, index_inputs
 from bnet_transformer.data.encode import (
     EncodedSentence,
     WordCounter,
@@ -690,7 +690,7 @@ def read_batch(
     if isinstance(data, Batch):
         batch = (replace(data, evidence={}) if observed == "none" else data).cast_like(network)
         check_batch(network, batch)
-        _check_mask(infer_task(network), batch)
+        check_batch_mask(infer_task(network), batch)
         return batch
     task = infer_task(network)
     if not task.encoders:
@@ -706,15 +706,24 @@ def read_batch(
     reader = ExampleReader(task, inputs_only=observed == "none", missing=missing, missing_option=missing_option)
     dataset = read_dataset(reader, copy_arrays(data, subject), subject=subject, expected=expected)
     batch = dataset.full_batch or dataset.take(torch.arange(dataset.size or 0), mask_padding=mask_padding)
-    _check_mask(task, batch)
+    check_batch_mask(task, batch)
     return _check_observed(batch.cast_like(network), subject)
 
 
-def _check_mask(task: Task, batch: Batch) -> None:
-    """Raise an error if the mask leaves a word without words to read, where a readout or an observation needs it."""
+def check_batch_mask(task: Task, batch: Batch) -> None:
+    """Check that a mask leaves each sentence a word, and each word that readouts or observations need a word to read.
+
+    Args:
+        task: The net and its readouts.
+        batch: The sentences.
+
+    Raises:
+        BNetError: A sentence has no word, or a word has no word to read.
+    """
     if batch.mask is not None:
-        readouts = (readout.group.index for readout in task.readouts)
-        check_batch_mask(task.network, batch, {*readouts, *batch.index_evidence(task.network)})
+        network, word_counts = task.network, index_inputs(task.network, batch.x, batch.given)[1]
+        outputs = {*(readout.group.index for readout in task.readouts), *batch.index_evidence(network)}
+        check_masked_reads(network, outputs, (), check_mask(batch.mask, word_counts, len(batch)), word_counts)
 
 
 def encode_sentences(network: Network, data: object, subject: str = "sentences") -> list[EncodedSentence]:

@@ -77,7 +77,7 @@ def log_evidence(
     torch.Size([1])
     """
     request, observed = _check_arguments(module, None, evidence, x, mask, do, given, budget, atol)
-    return compute_log_evidence(module, observed, request, budget=budget, atol=atol, check=check, dtype=dtype)
+    return compute_log_evidence(module, observed, request, budget, atol, check=check, dtype=dtype)
 
 
 @ignore_caller_modes()
@@ -85,9 +85,9 @@ def compute_log_evidence(
     module: CompiledModule,
     evidence: Mapping[int, Evidence],
     request: ExecutionRequest,
-    *,
     budget: int = BUDGET,
     atol: float = ATOL,
+    *,
     check: bool = True,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
@@ -155,7 +155,7 @@ def posterior(
     """
     request, observed = _check_arguments(module, target, evidence, x, mask, do, given, budget, atol)
     index = module.network.graph.get_group(target).index
-    return compute_posterior(module, index, observed, request, budget=budget, atol=atol)
+    return compute_posterior(module, index, observed, request, budget, atol)
 
 
 @enable_gradients()
@@ -164,7 +164,6 @@ def compute_posterior(
     target: int,
     evidence: Mapping[int, Evidence],
     request: ExecutionRequest,
-    *,
     budget: int = BUDGET,
     atol: float = ATOL,
 ) -> Tensor:
@@ -203,7 +202,6 @@ def find_best_paths(
     target: int,
     evidence: Mapping[int, Evidence],
     request: ExecutionRequest,
-    *,
     budget: int,
     atol: float,
 ) -> tuple[dict[int, Tensor], float]:
@@ -528,15 +526,11 @@ def _sum_out_chains(
             touching = [t for t in tables if any(t.shape[dim] > 1 for i in chain for dim in dims[i])]
             chain |= {i for i in choices for t in touching if any(t.shape[dim] > 1 for dim in dims[i])}
         tables = [table for table in tables if not any(table is joined for joined in touching)]
-        totals += [_sum_out_chain(execution, touching, sorted(chain))] if touching else []
+        if touching:
+            unary, pair, shape = _arrange_chain(execution, touching, sorted(chain))
+            totals.append(chain_log_partition(unary, pair).reshape(shape))
         remaining = [i for i in remaining if i not in chain]
     return tables, totals
-
-
-def _sum_out_chain(execution: ExecutionState, tables: list[Tensor], chain: list[int]) -> Tensor:
-    """The log of the sum over all joint states of one chain, with a word dim of size 1."""
-    unary, pair, shape = _arrange_chain(execution, tables, chain)
-    return chain_log_partition(unary, pair).reshape(shape)
 
 
 def _arrange_chain(

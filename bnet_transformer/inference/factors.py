@@ -357,7 +357,9 @@ def build_elimination_problem(
         partial: Groups of which some nodes, or the attention rows of some nodes, are set.
         defer: Whether the likelihood of a readout may be computed without its mean.
     """
-    defer = defer and not _is_half_precision(module)
+    # The log likelihoods of a net in half precision are computed in float32 (all its parameters have the same type).
+    first = next(iter(module.store.values()), None)
+    defer = defer and not (first is not None and first.dtype in (torch.float16, torch.bfloat16))
     return module.memoize(
         ("question", *forms.items(), target, frozenset(do), frozenset(partial), defer),
         lambda: _build_elimination_problem(module, forms, target, do, partial, defer=defer),
@@ -621,12 +623,6 @@ def _value_log_indicator(
     """0 where the computed and the observed value agree (`is_close`), else `LOG_ZERO`."""
     is_equal = is_close(execution.values[index], evidence.value, atol, len(spec.shape))
     return torch.where(is_equal, 0.0, LOG_ZERO).to(execution.log_dtype)
-
-
-def _is_half_precision(module: CompiledModule) -> bool:
-    """True for a net in half precision, whose log likelihoods are computed in float32."""
-    first = next(iter(module.store.values()), None)  # all have the same type
-    return first is not None and first.dtype in (torch.float16, torch.bfloat16)
 
 
 def gather_in_log_dtype(execution: ExecutionState, spec: NodeSpec) -> tuple[EvalContext, list[Tensor]]:

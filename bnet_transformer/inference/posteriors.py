@@ -147,8 +147,8 @@ def joint_log_evidence(query: Query) -> Tensor:
     route = route_log_evidence(query)
     route.warn_if_slow()
     if route.algorithm == "elimination":
-        options = {**query.limits, "dtype": torch.float64}
-        logs = elimination.compute_log_evidence(query.module, *query.to_tensors(), **options)
+        tensors, limits = query.to_tensors(), (query.budget, query.atol)
+        logs = elimination.compute_log_evidence(query.module, *tensors, *limits, dtype=torch.float64)
         return logs.detach()[0].double()
 
     total = _joint_log_probs(query, route)
@@ -180,7 +180,9 @@ def raise_impossible_evidence(query: Query) -> NoReturn:
 def posterior_by_elimination(query: Query) -> Tensor:
     """`P(node | evidence)` of one discrete node, `[states]`, by elimination."""
     group, index = query.model.ground.unravel_index(query.nodes[0])
-    probs = elimination.compute_posterior(query.module, group.index, *query.to_tensors(), **query.limits)
+    probs = elimination.compute_posterior(
+        query.module, group.index, *query.to_tensors(), budget=query.budget, atol=query.atol
+    )
     node_probs = probs[(0, *index)].double()
     return node_probs / node_probs.sum()  # in float32 the sum is 1 only to 1e-7
 
@@ -217,8 +219,9 @@ def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor, summe
     request, logs = build_request(pruned), []
     for chunk in iter_chunks(pruned, len(states), indices, summed):
         evidence = group_evidence(pruned, query.evidence, dict(zip(nodes, states[chunk].unbind(1), strict=True)))
-        options = {**query.limits, "check": False, "dtype": torch.float64}
-        batch = elimination.compute_log_evidence(module, evidence, request, **options)
+        batch = elimination.compute_log_evidence(
+            module, evidence, request, query.budget, query.atol, check=False, dtype=torch.float64
+        )
         logs.append(batch.detach())
     result = torch.cat(logs).double().cpu()
     if bool(result.isnan().any()):
@@ -315,7 +318,9 @@ def _find_best_paths(query: Query) -> tuple[Tensor, Tensor]:
     """The most probable states of the nodes of chains, `[1, node]`, and `log P(states, evidence)`, `[1]`."""
     ground = query.model.ground
     index = ground.group_of(query.nodes[0]).index
-    paths, log_prob = elimination.find_best_paths(query.module, index, *query.to_tensors(), **query.limits)
+    paths, log_prob = elimination.find_best_paths(
+        query.module, index, *query.to_tensors(), budget=query.budget, atol=query.atol
+    )
     if log_prob == -math.inf:
         raise_impossible_evidence(query)
     groups = [ground.group_of(node).index for node in query.nodes]
@@ -570,7 +575,9 @@ def _compute_probabilities(query: Query, group: NodeGroup, nodes: Sequence[int])
     """The posteriors of the nodes of a group, `[*plates, word, state]`."""
     model = query.model
     if find_single_target_fault(replace(query, nodes=(nodes[0],))) is None:
-        probs = elimination.compute_posterior(query.module, group.index, *query.to_tensors(), **query.limits)
+        probs = elimination.compute_posterior(
+            query.module, group.index, *query.to_tensors(), budget=query.budget, atol=query.atol
+        )
         probs = probs[0].double()
         return probs / probs.sum(-1, keepdim=True)  # in float32 the sum is 1 only to 1e-7
     table = torch.zeros(len(nodes), model.count_states(nodes[0]), dtype=torch.float64)

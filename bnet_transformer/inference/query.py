@@ -165,11 +165,6 @@ class Query:
     budget: int = BUDGET
     atol: float = ATOL
 
-    @property
-    def limits(self) -> dict[str, Any]:
-        """The limits of the computation, as keyword arguments of an elimination."""
-        return {"budget": self.budget, "atol": self.atol}
-
     def to_tensors(self) -> tuple[dict[int, Evidence], ExecutionRequest]:
         """The evidence on node groups, and the sentence after its interventions as a request."""
         return group_evidence(self.model, self.evidence), build_request(self.model)

@@ -418,7 +418,9 @@ def _sample_by_chain_rule(query: Query, n: int, generator: torch.Generator) -> N
         for chunk in iter_chunks(model, len(known), indices):
             sampled = dict(zip(nodes[:k], known[chunk].unbind(1), strict=True))
             evidence = group_evidence(model, query.evidence, sampled)
-            posterior = elimination.compute_posterior(module, group.index, evidence, request, **query.limits)
+            posterior = elimination.compute_posterior(
+                module, group.index, evidence, request, budget=query.budget, atol=query.atol
+            )
             probs.append(posterior.movedim(0, -2)[index].expand(len(known[chunk]), -1))
         new = torch.multinomial(torch.cat(probs)[inverse], 1, generator=generator)
         states = torch.cat([states, new], 1)

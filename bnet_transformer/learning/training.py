@@ -36,8 +36,7 @@ from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.gather import ExecutionState, batch_to_request, gather_parents, lay_out_value
 from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.batch import UNOBSERVED, Task, check_has_words, infer_task, infer_trainable_task, is_observed
-from bnet_transformer.data.checks import check_batch_mask
-from bnet_transformer.data.dataset import ExampleReader, read_dataset
+from bnet_transformer.data.dataset import ExampleReader, check_batch_mask, read_dataset
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.inference.elimination import eliminate_choices, log_evidence
@@ -449,8 +448,8 @@ class Trainer:
             raise BNetError("data", expected="at least one observed word in every batch")
         # A loss of the user may pass any values. A check on a GPU waits for the device, so it is done only in step 0.
         self.module.check_values = self.should_check_values and (device.type == "cpu" or not self.step)
-        if batch.mask is not None and self.training_loss.loss_fn is None:
-            check_batch_mask(self.network, batch, self.training_loss.readout_indices)
+        if self.training_loss.loss_fn is None:
+            check_batch_mask(self.training_loss.task, batch)
         if self.ranks.world_size > 1:
             batch = batch.shard(self.ranks.rank, self.ranks.world_size)
         numbers = (torch.full((), float(n), dtype=torch.float64, device=device) for n in (count, should_stop))
