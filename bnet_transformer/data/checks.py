@@ -457,40 +457,33 @@ def check_masked_reads(
     """
     if not mask or torch.compiler.is_compiling():
         return
-    # Choices among the ancestors count as known: their values are states, whatever their distributions depend on.
-    choices = {spec.group.index for spec in network.specs if spec.tpm.kind == "discrete"}
-    closed, checked = choices.difference(outputs).union(known), set()
-    for index in sorted(network.graph.ancestral_set(outputs, closed) - closed):
-        spec = network.specs[index]
+    reads: list[tuple[NodeSpec, ParentSpec, str]] = []
+    for spec in network.specs:
         for parent in spec.parents if not spec.tpm.can_read_empty else ():
-            stack = network.specs[parent.index].group.word_stack
-            key = (parent.reach, spec.group.word_stack, stack)
-            if WORD in parent.over and stack in mask and key not in checked:
-                checked.add(key)
-                _check_masked_reach(network, spec, parent, mask, word_counts)
-
-
-def _check_masked_reach(
-    network: Network, spec: NodeSpec, parent: ParentSpec, mask: Mapping[str, Tensor], word_counts: Mapping[str, int]
-) -> None:
-    """Raise an error if a mask leaves a word without words to read along one reach."""
-    child_stack, read = spec.group.word_stack, network.specs[parent.index].group
-    stack = read.word_stack or ""
-    if parent.reach.kind == "every" or (child_stack == stack and parent.reach.kind in ("causal", "window", "recent")):
-        return  # each sentence has a word, and each word depends on itself
-    present = mask[stack]
-    if not is_readable(present):
-        return
-    n, m = 1 if child_stack is None else word_counts[child_stack], word_counts[stack]
-    pairs = torch.tensor(parent.reach.matrix(n, m), device=present.device)
-    is_empty = ~(pairs & present[:, None, :]).any(-1)
-    if child_stack is not None and child_stack in mask:
-        is_empty = is_empty & mask[child_stack]
-    if bool(is_empty.any()):
-        sentence, word = is_empty.nonzero()[0].tolist()
-        reader = spec.group.name if child_stack is None else f"word {word} of {spec.group.name}"
-        raise BNetError(
-            f"mask, sentence {sentence}, {reader}",
-            expected=f"at least one word of {read.name} to read that is not masked",
-            actual=f"only masked words (reach {parent.reach})",
-        )
+            stack, kind = network.specs[parent.index].group.word_stack, parent.reach.kind
+            # Each sentence has a word, and with some reaches each word depends on itself.
+            has_itself = spec.group.word_stack == stack and kind in ("causal", "window", "recent")
+            if WORD in parent.over and stack in mask and kind != "every" and not has_itself:
+                reads.append((spec, parent, stack or ""))
+    # Choices among the ancestors count as known: their values are states, whatever their distributions depend on.
+    choices = {spec.group.index for spec in network.specs if spec.tpm.kind == "discrete"} if reads else set()
+    closed = choices.difference(outputs).union(known)
+    computed = network.graph.ancestral_set(outputs, closed) - closed if reads else set()
+    for spec, parent, stack in reads:
+        present, child_stack = mask[stack], spec.group.word_stack
+        if spec.group.index not in computed or not is_readable(present):
+            continue
+        n, m = 1 if child_stack is None else word_counts[child_stack], word_counts[stack]
+        pairs = torch.tensor(parent.reach.matrix(n, m), device=present.device)
+        is_empty = ~(pairs & present[:, None, :]).any(-1)
+        if child_stack is not None and child_stack in mask:
+            is_empty = is_empty & mask[child_stack]
+        if bool(is_empty.any()):
+            sentence, word = is_empty.nonzero()[0].tolist()
+            reader = spec.group.name if child_stack is None else f"word {word} of {spec.group.name}"
+            read = network.specs[parent.index].group.name
+            raise BNetError(
+                f"mask, sentence {sentence}, {reader}",
+                expected=f"at least one word of {read} to read that is not masked",
+                actual=f"only masked words (reach {parent.reach})",
+            )

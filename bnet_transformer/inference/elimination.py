@@ -286,8 +286,9 @@ def _check_arguments(
     request = module.check_request([], x, mask, do=do, given=given)
     like = next(iter(module.store.values()), None)
     observed = check_evidence(network, evidence, request.known, request.word_counts, request.mask, like)
-    requested = network.graph.ancestral_set([*observed, *targets], request.known)
-    check_masked_reads(network, requested, request.known, request.mask, request.word_counts)
+    if request.mask:
+        requested = network.graph.ancestral_set([*observed, *targets], request.known)
+        check_masked_reads(network, requested, request.known, request.mask, request.word_counts)
     return request, observed
 
 
