@@ -321,6 +321,9 @@ class CompiledModule(nn.Module):
         Args:
             state: The state of the run.
             known: The values `[batch, *plates, word, *shape]`, by group.
+
+        Returns:
+            The values in the layout, by group.
         """
         values = dict(known)
         for spec, default in self._defaults:
