@@ -492,8 +492,8 @@ class PyroModel:
         plates = self._create_plates(state, batch, total)
         scale = 1.0 if total is None else total / batch
         if self.choices == "summed":
-            seen = check_mapping("observed_mask", observed_mask)
-            evidence = {self.network.graph.get_group(k).index: Evidence(value, seen.get(k)) for k, value in y.items()}
+            masks = check_mapping("observed_mask", observed_mask)
+            evidence = {self.network.graph.get_group(k).index: Evidence(value, masks.get(k)) for k, value in y.items()}
             request = ExecutionRequest((), inputs.values, word_counts, inputs.device, present)
             self._add_log_evidence(state, plates, evidence, request)
             return {}

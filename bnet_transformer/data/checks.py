@@ -337,21 +337,23 @@ def check_evidence(
     per_sentence = {m.group.index: (k, evidence[k].value) for k, m in specs.items() if m.scope != "corpus"}
     batch, checked = infer_batch_size(network, per_sentence, batch), {}
     for name, spec in specs.items():
-        index, subject, seen = spec.group.index, f"evidence[{name!r}]", evidence[name].observed
+        index, subject, observed = spec.group.index, f"evidence[{name!r}]", evidence[name].observed
         rows = None if spec.scope == "corpus" else batch
         values = check_values(network, {index: (subject, evidence[name].value)}, word_counts, rows, like)
         value = hidden = values[index]
-        if seen is not None:
+        if observed is not None:
             shape = get_plate_sizes(network, spec, word_counts)
             shapes = [shape, (1, *shape), shape if rows is None else (batch, *shape)]
-            if not isinstance(seen, Tensor) or seen.dtype != torch.bool or tuple(seen.shape) not in shapes:
-                actual = f"{seen.dtype} of shape {tuple(seen.shape)}" if isinstance(seen, Tensor) else seen
+            if not isinstance(observed, Tensor) or observed.dtype != torch.bool or tuple(observed.shape) not in shapes:
+                actual = (
+                    f"{observed.dtype} of shape {tuple(observed.shape)}" if isinstance(observed, Tensor) else observed
+                )
                 expected = f"booleans of shape {shapes[-1]}, true for observed nodes"
                 raise BNetError(f"{subject}.observed", expected=expected, actual=actual)
-            seen = seen if seen.dim() > len(shape) else seen[None]
-            hidden = value if value.is_floating_point() else value.where(seen, 0)
+            observed = observed if observed.dim() > len(shape) else observed[None]
+            hidden = value if value.is_floating_point() else value.where(observed, 0)
         check_states(network, {index: subject}, {index: hidden}, word_counts, mask)
-        checked[index] = Evidence(value, seen)
+        checked[index] = Evidence(value, observed)
     return checked
 
 
