@@ -344,10 +344,10 @@ def check_evidence(
         if observed is not None:
             shape = get_plate_sizes(network, spec, word_counts)
             shapes = [shape, (1, *shape), shape if rows is None else (batch, *shape)]
-            if not isinstance(observed, Tensor) or observed.dtype != torch.bool or tuple(observed.shape) not in shapes:
-                actual = (
-                    f"{observed.dtype} of shape {tuple(observed.shape)}" if isinstance(observed, Tensor) else observed
-                )
+            is_mask = isinstance(observed, Tensor) and observed.dtype == torch.bool
+            if not is_mask or tuple(observed.shape) not in shapes:
+                is_tensor = isinstance(observed, Tensor)
+                actual = f"{observed.dtype} of shape {tuple(observed.shape)}" if is_tensor else observed
                 expected = f"booleans of shape {shapes[-1]}, true for observed nodes"
                 raise BNetError(f"{subject}.observed", expected=expected, actual=actual)
             observed = observed if observed.dim() > len(shape) else observed[None]
