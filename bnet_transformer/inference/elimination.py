@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -76,7 +77,7 @@ def log_evidence(
     >>> log_evidence(module, {"y": Evidence(torch.tensor([[0, 2, 1]]))}, torch.zeros(1, 3, 4)).shape      # [batch]
     torch.Size([1])
     """
-    request, observed = _check_arguments(module, None, evidence, x, mask, do, given, budget, atol)
+    request, observed = _check_arguments(module, None, evidence, budget, atol, x=x, mask=mask, do=do, given=given)
     return compute_log_evidence(module, observed, request, budget, atol, check=check, dtype=dtype)
 
 
@@ -153,7 +154,7 @@ def posterior(
     >>> posterior(module, "c", {"y": Evidence(torch.tensor([[0, 2, 1]]))}, torch.zeros(1, 3, 4)).shape  # [batch, state]
     torch.Size([1, 2])
     """
-    request, observed = _check_arguments(module, target, evidence, x, mask, do, given, budget, atol)
+    request, observed = _check_arguments(module, target, evidence, budget, atol, x=x, mask=mask, do=do, given=given)
     index = module.network.graph.get_group(target).index
     return compute_posterior(module, index, observed, request, budget, atol)
 
@@ -256,15 +257,7 @@ def _find_paths_of_group(execution: ExecutionState, tables: list[Tensor], index:
 
 
 def _check_arguments(
-    module: object,
-    target: str | None,
-    evidence: Mapping[str, Evidence],
-    x: StackTensors | None,
-    mask: StackTensors | None,
-    do: Mapping[str, Tensor] | None,
-    given: Mapping[str, Tensor] | None,
-    budget: int,
-    atol: float,
+    module: object, target: str | None, evidence: Mapping[str, Evidence], budget: int, atol: float, **tensors: Any
 ) -> tuple[ExecutionRequest, dict[int, Evidence]]:
     """The request and the evidence by group, from arguments of a user."""
     if not isinstance(module, CompiledModule):
@@ -272,21 +265,20 @@ def _check_arguments(
         raise BNetError("module", expected="a compiled net", actual=type(module).__name__, hint=hint)
     check_int("budget", budget)
     check_float("atol", atol, minimum=0)
-    network, targets = module.network, list[int]()
-    if target is not None:
-        spec = network.get_spec(target)
-        if spec.tpm.kind != "discrete":
-            names = ", ".join(other.group.name for other in network.specs if other.tpm.kind == "discrete")
-            actual = f"a node group of kind {spec.tpm.kind}"
-            more = {"allowed": names} if names else {"hint": "This net has no discrete nodes"}
-            raise BNetError(target, expected="a discrete node group", actual=actual, **more)
-        if target in (do or ()):
-            raise BNetError(f"{target}: do= sets this node group, so that it has no posterior")
-        targets = [spec.group.index]
-    request = module.check_request([], x, mask, do=do, given=given)
+    network = module.network
+    spec = None if target is None else network.get_spec(target)
+    if spec is not None and spec.tpm.kind != "discrete":
+        names = ", ".join(other.group.name for other in network.specs if other.tpm.kind == "discrete")
+        actual = f"a node group of kind {spec.tpm.kind}"
+        more = {"allowed": names} if names else {"hint": "This net has no discrete nodes"}
+        raise BNetError(spec.group.name, expected="a discrete node group", actual=actual, **more)
+    request = module.check_request([], **tensors)
+    if spec is not None and spec.group.index in request.known:
+        raise BNetError(f"{target}: do= sets this node group, so that it has no posterior")
     like = next(iter(module.store.values()), None)
     observed = check_evidence(network, evidence, request.known, request.word_counts, request.mask, like)
     if request.mask:
+        targets = [] if spec is None else [spec.group.index]
         requested = network.graph.ancestral_set([*observed, *targets], request.known)
         check_masked_reads(network, requested, request.known, request.mask, request.word_counts)
     return request, observed
