@@ -88,7 +88,7 @@ def can_train(case) -> bool:
         task = infer_trainable_task(case.net.network)
     except bt.BNetError:
         return False
-    forms = {readout.group.name: (True, readout.tpm.kind == "continuous") for readout in task.readouts}
+    forms = {readout.group.index: (True, readout.tpm.kind == "continuous") for readout in task.readouts}
     return build_elimination_problem(case.net.module(), forms, None, (), ()).fault is None
 
 
