@@ -11,6 +11,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.compiler import CompiledModule, evaluate
 from bnet_transformer.compiler.fused import apply_maps, expand_table
+from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.inference import Evidence, factors, factors as readout, log_evidence, posterior
 from bnet_transformer.tpm import (
     Attention,
@@ -99,16 +100,15 @@ def test_an_attention_reads_values_that_are_the_same_for_all_words(constant, rea
 def test_maps_are_folded_where_it_pays():
     """`W_q^T W_k` for whole-width heads with many words; not for narrow heads, few words, or a requested q."""
     module = make_net({}).module()
-    known = frozenset[int]()
     q, x = (module.network.graph.get_group(name).index for name in ("q_0", "x_1"))
-    assert q not in {i for group in module.plan((x,), known, fold=True).components for i in group}
-    assert x in module.plan((x,), known, fold=True).folds
-    assert not module.plan((x,), known).folds
-    assert not module.plan((x, q), known, fold=True).folds
+    assert q not in {i for group in module.plan(PlanRequest((x,), fold=True)).components for i in group}
+    assert x in module.plan(PlanRequest((x,), fold=True)).folds
+    assert not module.plan(PlanRequest((x,))).folds
+    assert not module.plan(PlanRequest((x, q), fold=True)).folds
     for options in ({"key_dim": 2}, {"atoms": 5}):
         other = make_net(options)
         output = other.network.graph.get_group("x_1").index
-        assert not other.module().plan((output,), known, fold=True).folds
+        assert not other.module().plan(PlanRequest((output,), fold=True)).folds
 
 
 OBSERVED = [
@@ -193,7 +193,7 @@ def test_heads_of_different_widths_share_one_product():
     net = bt.BNet(bt.Declaration([stack], plates=[bt.Plate("head", 2)])).to(D)
     x = torch.randn(2, 3, 4, dtype=D)
     module = net.module()
-    assert module.plan((net.network.graph.get_group("a_0").index,), frozenset()).fused_maps
+    assert module.plan(PlanRequest((net.network.graph.get_group("a_0").index,))).fused_maps
     s = net.sentence(x=x[1])
     for h, i in itertools.product(range(2), range(3)):
         close(module(x, want=["a_0"])["a_0"][1, h, i], s[f"a_0_{h}_{i}"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -18,7 +18,7 @@ from bnet_transformer.compiler.gather import (
     lay_out_known,
     lay_out_value,
 )
-from bnet_transformer.compiler.plan import Plan, Requirements, find_requirements, network_to_plan
+from bnet_transformer.compiler.plan import Plan, PlanRequest, Requirements, find_requirements, network_to_plan
 from bnet_transformer.data.checks import (
     Inputs,
     StackTensors,
@@ -75,9 +75,9 @@ class CompiledModule(nn.Module):
         for reach, name in self._reach_tables.items():
             self.register_buffer(name, torch.tensor(reach.table), persistent=False)
         output = network.graph.get_group(self.output).index
-        if self.find_requirements((output,), ()).fault is None:  # else the call raises the error
+        if self.find_requirements(PlanRequest((output,))).fault is None:  # else the call raises the error
             for fold in (False, True):
-                self.plan((output,), frozenset(), fold=fold)
+                self.plan(PlanRequest((output,), fold=fold))
         _ = (
             network.graph.backward,
             network.graph.word_stacks,
@@ -256,17 +256,17 @@ class CompiledModule(nn.Module):
         batch = max([1, *map(len, request.known.values()), *map(len, request.gates.values())])
         fold = not (recorded or request.perturbations or request.attention_rows)
         modified = {*request.patched, *request.attention_rows, *request.gates, *request.perturbations}
-        plan = self.plan(
+        structure = PlanRequest(
             request.outputs,
             frozenset(request.known),
             request.enumerate_too,
-            request.deferred,
             frozenset(modified),
             recorded,
-            fold=fold and batch * max([0, *word_counts.values()]) > self.max_width,
-            has_chains=request.has_chains,
-            word_counts=word_counts,
+            request.deferred,
+            request.has_chains,
+            fold and batch * max([0, *word_counts.values()]) > self.max_width,
         )
+        plan = self.plan(structure, word_counts)
         stored: Mapping[str, Any] = (
             self.store._parameters
         )  # faster than `self.store[key]`, which also returns parametrised tensors
@@ -348,79 +348,31 @@ class CompiledModule(nn.Module):
         value: T = self._cache[key]
         return value
 
-    def plan(
-        self,
-        outputs: tuple[int, ...],
-        known: frozenset[int],
-        enumerate_too: frozenset[int] = frozenset(),
-        deferred: frozenset[int] = frozenset(),
-        patched: frozenset[int] = frozenset(),
-        transient: frozenset[int] = frozenset(),
-        *,
-        fold: bool = False,
-        has_chains: bool = False,
-        word_counts: Mapping[str, int] | None = None,
-    ) -> Plan:
+    def plan(self, request: PlanRequest, word_counts: Mapping[str, int] | None = None) -> Plan:
         """The cached plan of some outputs.
 
         Args:
-            outputs: The indices of the requested groups.
-            known: The indices of groups, in addition to the inputs, whose values are given (`do`, evidence).
-            enumerate_too: Choices to enumerate even if no value depends on them.
-            deferred: Groups that are not computed, although their parents are.
-            patched: Groups of which some nodes are set.
-            transient: Deterministic groups that are computed and then dropped.
-            fold: Whether to fold linear maps into attentions.
-            has_chains: Whether values may depend on a choice at two neighbouring words; see `ExecutionRequest`.
+            request: The groups to compute, and those with given values.
             word_counts: The number of words of each stack, for error messages only.
 
         Returns:
             The plan.
         """
-        options: dict[str, Any] = {"fold": fold, "deferred": deferred, "patched": patched, "transient": transient}
-        options["has_chains"] = has_chains
-        known = known | self._input_indices
-        return self.memoize(
-            ("plan", outputs, known, enumerate_too, *options.values()),
-            lambda: network_to_plan(self.network, outputs, known, enumerate_too, word_counts=word_counts, **options),
-        )
+        request = PlanRequest(request.outputs, request.known | self._input_indices, *request[2:])
+        return self.memoize(("plan", *request), lambda: network_to_plan(self.network, request, word_counts))
 
-    def find_requirements(
-        self,
-        outputs: Sequence[int],
-        known: Collection[int],
-        enumerate_too: Collection[int] = (),
-        patched: Collection[int] = (),
-        word_counts: Mapping[str, int] | None = None,
-        *,
-        has_chains: bool = False,
-    ) -> Requirements:
-        """The cached requirements of some outputs, if all inputs are known.
+    def find_requirements(self, request: PlanRequest, word_counts: Mapping[str, int] | None = None) -> Requirements:
+        """The cached requirements of some outputs.
 
         Args:
-            outputs: The indices of the requested groups.
-            known: The indices of groups, in addition to the inputs, whose values are given.
-            enumerate_too: Choices to enumerate even if no value depends on them.
-            patched: Groups of which some nodes are set.
+            request: The groups to compute, and those with given values.
             word_counts: The number of words of each stack, for error messages only.
-            has_chains: Whether values may depend on a choice at two neighbouring words; see `ExecutionRequest`.
 
         Returns:
             The groups to compute, the choices to enumerate, and the error if one pass cannot compute the outputs.
         """
-        known, patched_ids = self._input_indices.union(known), frozenset(patched)
-        return self.memoize(
-            ("needs", tuple(outputs), known, frozenset(enumerate_too), patched_ids, has_chains),
-            lambda: find_requirements(
-                self.network,
-                outputs,
-                known,
-                enumerate_too,
-                patched=patched_ids,
-                has_chains=has_chains,
-                word_counts=word_counts,
-            ),
-        )
+        request = PlanRequest(request.outputs, request.known | self._input_indices, *request[2:])
+        return self.memoize(("needs", *request), lambda: find_requirements(self.network, request, word_counts))
 
     def compute_output(self, state: ExecutionState, index: int) -> Tensor:
         """The value of a group after a run; for a random group the logits or the mean.

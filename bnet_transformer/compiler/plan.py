@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
@@ -205,53 +205,50 @@ class Plan:
     recurrent: frozenset[int] = frozenset()  # copied: torch.compile cannot trace the graph's cached property
 
 
-def network_to_plan(
-    network: Network,
-    outputs: tuple[int, ...],
-    known: Collection[int] = (),
-    enumerate_too: Collection[int] = (),
-    *,
-    fold: bool = False,
-    deferred: frozenset[int] = frozenset(),
-    patched: frozenset[int] = frozenset(),
-    transient: frozenset[int] = frozenset(),
-    has_chains: bool = False,
-    word_counts: Mapping[str, int] | None = None,
-) -> Plan:
+class PlanRequest(NamedTuple):
+    """What a plan depends on, besides the net: the structure of an `ExecutionRequest`, without its tensors.
+
+    Args:
+        outputs: The requested groups; for a random group, its parents are computed.
+        known: Groups whose values are given (`do`, evidence); those of inputs are always given.
+        enumerate_too: Choices to enumerate even if no value depends on them.
+        patched: Groups of which some nodes are set.
+        transient: Deterministic groups that are computed and then dropped.
+        deferred: Groups that are not computed, although their parents are.
+        has_chains: Whether values may depend on a choice at two neighbouring words; see `ExecutionRequest`.
+        fold: Whether to fold maps into attentions, which is faster if there are more words than features.
+    """
+
+    outputs: tuple[int, ...]
+    known: frozenset[int] = frozenset()
+    enumerate_too: frozenset[int] = frozenset()
+    patched: frozenset[int] = frozenset()
+    transient: frozenset[int] = frozenset()
+    deferred: frozenset[int] = frozenset()
+    has_chains: bool = False
+    fold: bool = False
+
+
+def network_to_plan(network: Network, request: PlanRequest, word_counts: Mapping[str, int] | None = None) -> Plan:
     """Plan the computation of some node groups.
 
     Args:
         network: The net.
-        outputs: The requested groups.
-        known: Groups whose values are given (inputs, `do`, evidence).
-        enumerate_too: Choices to enumerate even if no value depends on them.
-        fold: Whether to fold maps into attentions, which is faster if there are more words than features.
-        deferred: Groups that are not computed, although their parents are.
-        patched: Groups of which some nodes are set.
-        transient: Deterministic groups that are computed and then dropped.
-        has_chains: Whether values may depend on a choice at two neighbouring words; see `ExecutionRequest`.
+        request: The groups to compute, and those with given values.
         word_counts: The number of words of each stack, for the error message only.
 
     Raises:
         UnsupportedError: One batched pass cannot compute them.
     """
-    needs = find_requirements(
-        network,
-        outputs,
-        known,
-        enumerate_too,
-        patched=patched,
-        transient=transient,
-        has_chains=has_chains,
-        word_counts=word_counts,
-    )
+    outputs, known, patched, deferred = request.outputs, request.known, request.patched, request.deferred
+    needs = find_requirements(network, request, word_counts)
     if needs.fault is not None:
         raise needs.fault
     needed, enumerated = set(needs.required), set(needs.enumerated)
     components = network.filter_components(needed)
     random_outputs = [index for index in outputs if network.specs[index].tpm.is_random and index not in known]
     retained = {*outputs, *(edge.parent for index in random_outputs for edge in network.graph.in_edges[index])}
-    folds = find_folds(network, components, enumerated, retained | patched, known) if fold else {}
+    folds = find_folds(network, components, enumerated, retained | patched, known) if request.fold else {}
     components = network.filter_components(needed.difference(*(attention.absorbed for attention in folds.values())))
     components, recurrent = _split_components(network, components, enumerated | set(known))
     # Weights are views of their parameters. Views of all of them, one after another, are created from code that is in
@@ -312,33 +309,23 @@ class Requirements:
 
 
 def find_requirements(
-    network: Network,
-    outputs: Sequence[int],
-    known: Collection[int],
-    enumerate_too: Collection[int] = (),
-    *,
-    patched: frozenset[int] = frozenset(),
-    transient: frozenset[int] = frozenset(),
-    has_chains: bool = False,
-    word_counts: Mapping[str, int] | None = None,
+    network: Network, request: PlanRequest, word_counts: Mapping[str, int] | None = None
 ) -> Requirements:
     """Find the groups that a plan must compute; an error is returned, not raised.
 
     Args:
         network: The net.
-        outputs: Requested groups; for a random group, its parents are computed.
-        known: Groups whose values are given (inputs, `do`, evidence).
-        enumerate_too: Choices to enumerate even if no value depends on them.
-        patched: Groups of which some nodes are set.
-        transient: Deterministic groups that are computed and then dropped.
-        has_chains: Whether values may depend on a choice at two neighbouring words; see `ExecutionRequest`.
+        request: The groups to compute, and those with given values.
         word_counts: The number of words of each stack, for the error message only.
     """
-    needed: set[int] = set(enumerate_too)
-    enumerated: set[int] = set(enumerate_too)
+    outputs, known = request.outputs, request.known
+    needed: set[int] = set(request.enumerate_too)
+    enumerated: set[int] = set(request.enumerate_too)
     fault: StructureError | None = None
     stack = [parent for index in outputs for parent in _get_required_parents(network, index, known, is_output=True)]
-    stack += [index for index in (*outputs, *transient) if not network.specs[index].tpm.is_random or index in known]
+    stack += [
+        index for index in (*outputs, *request.transient) if not network.specs[index].tpm.is_random or index in known
+    ]
     while stack:
         index = stack.pop()
         if index in needed:
@@ -355,11 +342,11 @@ def find_requirements(
     for index in sorted(enumerated):
         computed = (needed - enumerated) | set(outputs)
         offset, reader = find_word_offset(network, index, computed, enumerated)
-        if reader is not None and not (has_chains and offset):
+        if reader is not None and not (request.has_chains and offset):
             fault = fault or _cross_word_error(network, index, reader, computed, enumerated, word_counts)
         elif reader is not None:
             word_offsets[index] = offset
-    fault = fault or _find_patch_error(network, needed & patched, enumerated)
+    fault = fault or _find_patch_error(network, needed & request.patched, enumerated)
     return Requirements(frozenset(needed), frozenset(enumerated), fault, word_offsets)
 
 

@@ -17,7 +17,7 @@ from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
 from bnet_transformer._core.results import SavedResult, stored_class
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.module import find_output_groups, list_group_indices
-from bnet_transformer.compiler.plan import Plan
+from bnet_transformer.compiler.plan import Plan, PlanRequest
 from bnet_transformer.cost.flop_counter import (
     ZERO,
     FlopCounter,
@@ -434,7 +434,7 @@ def cost(
     module = CompiledModule(network)
     outputs = list_group_indices(find_output_groups(network, [module.output] if want is None else want))
     fold = batch * max([0, *word_counts.values()]) > module.max_width
-    counter = FlopCounter(module.plan(outputs, frozenset(), fold=fold), SizeTable(network, word_counts, batch))
+    counter = FlopCounter(module.plan(PlanRequest(outputs, fold=fold)), SizeTable(network, word_counts, batch))
     templates: dict[tuple[str, str, str], list[NodeSpec]] = {}
     for spec in network.specs:
         templates.setdefault((spec.group.stack, _get_block(network, spec), spec.group.role), []).append(spec)

@@ -25,6 +25,7 @@ from bnet_transformer import reference
 from bnet_transformer._core.process import check_memory
 from bnet_transformer.compiler.gather import ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, format_count
@@ -311,12 +312,12 @@ class _GroupCall:
         """Why one run of the compiled net cannot compute the factors; None if it can."""
         full, partial = find_set_groups(self.model, self.relevant)
         fault = find_mixed_type_fault(self.model, self.model.do, relevant=self.relevant)
-        return fault or self.module.find_requirements(self.outputs, full, (), partial).fault
+        return fault or self.module.find_requirements(PlanRequest(self.outputs, full, patched=partial)).fault
 
     def count_flops(self, rows: int) -> int | None:
         """The floating-point operations of a batch of some rows."""
         (full, partial), network = find_set_groups(self.model, self.relevant), self.query.model.network
-        plan = self.module.plan(self.outputs, full, patched=partial)
+        plan = self.module.plan(PlanRequest(self.outputs, full, patched=partial))
         return count_plan_flops(network, plan, self.query.model.ground.word_counts, full, rows)
 
     def compute_log_probs(

@@ -23,7 +23,7 @@ from bnet_transformer.compiler.gather import (
     zero_padding,
 )
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.compiler.plan import CROSS_WORD_HINT, Plan, StructureError, unset_parent_error
+from bnet_transformer.compiler.plan import CROSS_WORD_HINT, Plan, PlanRequest, StructureError, unset_parent_error
 from bnet_transformer.data import Evidence
 from bnet_transformer.data.checks import is_readable
 from bnet_transformer.declare import Network, NodeSpec
@@ -399,7 +399,9 @@ def _build_elimination_problem(
     choices = {index: find_ancestor_choices(network, index, enumerated, closed) for index in enumerated | observed}
     unset = [i for i in sorted(parents_of_fixed - closed) if network.specs[i].tpm.kind == "continuous"]
     fault = unset_parent_error(network.specs[unset[0]].group.name) if unset else None
-    needs = module.find_requirements(outputs, closed, enumerated, set(partial) - fixed, has_chains=True)
+    patched = frozenset(set(partial) - fixed)
+    request = PlanRequest(outputs, frozenset(closed), frozenset(enumerated), patched, has_chains=True)
+    needs = module.find_requirements(request)
     plan_fault = None if fault else needs.fault
     chains = _find_chains(network, choices.values(), needs.word_offsets)
     fault = fault or plan_fault or _find_direction_fault(network, chains, needs.word_offsets)

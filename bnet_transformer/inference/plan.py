@@ -33,6 +33,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from bnet_transformer import reference
+from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.errors import BudgetError, format_count
 from bnet_transformer.inference.contraction import EliminationOrder
@@ -454,5 +455,5 @@ def _count_flops(query: Query, problem: EliminationProblem, batch: int) -> int |
     network, words = query.model.network, query.model.ground.word_counts
     outputs = tuple(dict.fromkeys([*problem.outputs, *problem.factor_groups]))
     known = find_set_groups(query.model)[0] | problem.fixed
-    plan = query.module.plan(outputs, known, problem.enumerated, has_chains=True)
+    plan = query.module.plan(PlanRequest(outputs, known, problem.enumerated, has_chains=True))
     return count_plan_flops(network, plan, words, known, batch)

@@ -18,7 +18,7 @@ from bnet_transformer._core.process import check_cancelled
 from bnet_transformer._core.tokens import Labels, as_labels
 from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.compiler.plan import unset_parent_error
+from bnet_transformer.compiler.plan import PlanRequest, unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
@@ -406,13 +406,15 @@ class NodeEvaluator:
             if fault is not None:
                 return fault
             network = model.network
-            is_open = {i for i in outputs if i not in closed and network.specs[i].tpm.kind == "discrete"}
+            is_open = frozenset(i for i in outputs if i not in closed and network.specs[i].tpm.kind == "discrete")
             # The states of a latent choice are enumerated; its distribution is not needed.
-            computed = [index for index in outputs if index not in is_open]
+            computed = tuple(index for index in outputs if index not in is_open)
             for index in outputs:
                 if index not in closed and network.specs[index].tpm.kind == "continuous":
                     return unset_parent_error(network.specs[index].group.name)
-            requirements = self.module.find_requirements(computed, closed, is_open, partial, model.ground.word_counts)
+            requirements = self.module.find_requirements(
+                PlanRequest(computed, closed, is_open, partial), model.ground.word_counts
+            )
             if requirements.fault is not None:
                 return requirements.fault
             words = model.ground.word_counts
@@ -440,9 +442,10 @@ class NodeEvaluator:
         for candidates in (sorted({query.spec.group.index, *outputs}), outputs):
             is_open = frozenset(i for i in candidates if i not in closed and network.specs[i].tpm.kind == "discrete")
             computed = tuple(i for i in candidates if i not in is_open)
-            if self.module.find_requirements(computed, closed, is_open, partial, words).fault is None:
+            request = PlanRequest(computed, closed, is_open, partial)
+            if self.module.find_requirements(request, words).fault is None:
                 break
-        plan = self.module.plan(computed, closed, is_open, patched=partial)
+        plan = self.module.plan(request)
         return count_plan_flops(network, plan, words, closed, batch)
 
     @cached_property

@@ -15,6 +15,7 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tensors import BoolArray, IntArray
+from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.inference.posteriors import joint_log_probs
 from bnet_transformer.inference.query import (
@@ -256,7 +257,7 @@ def find_run_obstacle(examples: Examples, groups: Collection[int]) -> Obstacle |
     if mixed is not None:
         return mixed
     known, patched = find_intervened_groups(model, ancestors)
-    needs = examples.module.find_requirements(sorted(groups), known, patched=patched)
+    needs = examples.module.find_requirements(PlanRequest(tuple(sorted(groups)), known, patched=patched))
     if needs.enumerated:
         name = graph.groups[min(needs.enumerated)].name
         return Obstacle(name, f"{name} is a latent choice that the sweep does not enumerate", f"set {name} by do")

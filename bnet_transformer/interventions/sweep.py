@@ -16,6 +16,7 @@ from bnet_transformer._core.checks import check_choice, check_int, check_seed
 from bnet_transformer._core.naming import WORD, split_path
 from bnet_transformer._core.process import translate_memory_errors
 from bnet_transformer._core.tensors import IntArray, enable_gradients
+from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.do_values import Mean, Noise, Zero
@@ -113,7 +114,7 @@ def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num
     model, needed = batch.base.model, batch.needed
     network, ground = model.network, model.ground
     requested = {group.name: group.index for group in map(ground.group_of, needed.outcome_nodes)}
-    if batch.base.module.find_requirements([*requested.values()], ()).fault is not None:
+    if batch.base.module.find_requirements(PlanRequest(tuple(requested.values()))).fault is not None:
         return None
     flops, slices = Counter[str](), Counter[str]()
     for row in cost(network, dict(ground.word_counts) or None, want=sorted(requested)).rows:
