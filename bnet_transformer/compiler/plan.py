@@ -206,7 +206,7 @@ class Plan:
 
 
 class PlanRequest(NamedTuple):
-    """What a plan depends on, besides the net: the structure of an `ExecutionRequest`, without its tensors.
+    """All except the net on which a plan depends: the structure of an `ExecutionRequest`, without its tensors.
 
     Args:
         outputs: The requested groups; for a random group, its parents are computed.
