@@ -39,7 +39,7 @@ help:
 	@echo "make test         the quick tests"
 	@echo "make test-all     every test, with the libraries that serve as oracles (TransformerLens, BertViz; some minutes)"
 	@echo "make versions     the quick tests with the lowest and with the newest versions that pyproject.toml allows (network, 14 GB)"
-	@echo "make lint         ruff, mypy, tsc for the page's script, names, prose, and the order of the packages (import-linter)"
+	@echo "make lint         ruff, mypy, tsc for the page's script, names, prose, the order of the packages (import-linter), and the limits of the size"
 	@echo "make docs         the pictures of the pages, then the site into build/docs (Sphinx), and a check of its links"
 	@echo "make docs-links   check the links to the web (needs the network)"
 	@echo "make film         the film of docs/serve.md, in Chromium"
@@ -83,6 +83,9 @@ lint: $(DEV)
 	@$(BIN)/python .ci/check_prose.py
 	@echo "== lint: the order of the packages"
 	@$(BIN)/lint-imports --no-cache
+	@echo "== lint: the limits of the size, the circles of imports and the walks (benchmarks/ratchet.json)"
+	@$(BIN)/python -m benchmarks.size --check
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.walks --check
 
 SPHINX = $(BIN)/python -m sphinx -c docs -d build/doctrees -q
 

@@ -1,10 +1,11 @@
 """Line counts of each part of the package, of the tests, of the pages and of the page's script.
 
-    python -m benchmarks.size [--against FOLDER]
+    python -m benchmarks.size [--against FOLDER] [--check] [--write-limits]
 
 Lines of code and blank lines count. Docstrings and comment lines do not, because these should grow. Pages (Markdown in
 `docs/`, the README, the CHANGELOG and CONTRIBUTING) count as a whole. With `--against`, the script also counts another
-checkout and prints the ratio.
+checkout and prints the ratio. `--check` compares the package with the limits of `ratchet.json`: its lines and files,
+its circles of imports and its public names.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import tokenize
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+
+from benchmarks.ratchet import check_figures, count_public_names, find_circles
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
@@ -69,8 +72,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Count the lines and print them."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.size", description=__doc__)
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="also count another checkout")
+    parser.add_argument("--check", action="store_true", help="fail if a figure is over its limit")
+    parser.add_argument("--write-limits", action="store_true", help="lower the limits to the figures, then check")
     args = parser.parse_args(argv)
     current = count_lines(ROOT)
+    if args.check or args.write_limits:
+        circles = find_circles()
+        for circle in circles:
+            print("circle of imports:", *circle)
+        figures = {name: n for name, n in current.items() if "package" in name} | {"circles of imports": len(circles)}
+        return check_figures("size", figures | count_public_names(), args.write_limits)
     before = count_lines(args.against) if args.against else {}
     for name in [*current, *(name for name in before if name not in current)]:
         lines, old = current.get(name, 0), before.get(name)

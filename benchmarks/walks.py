@@ -1,6 +1,6 @@
 """The length of a call's path through the package: calls, functions, files and switches between files.
 
-    python -m benchmarks.walks [--top 10] [--against FOLDER] [--page]
+    python -m benchmarks.walks [--top 10] [--against FOLDER] [--page] [--check] [--write-limits]
 
 A developer who follows a call by hand takes the same path, so a shorter path is easier to read. The script counts calls
 of Python functions that the package defines, as `sys.setprofile` reports them. Bodies of comprehensions and generator
@@ -9,7 +9,8 @@ expressions do not count (Python 3.12 inlines some of them), and neither does a 
 start of torch do not count. It is counted on a new net and a new sentence, so the compilation of the net counts. All
 sentences have three words.
 
-With `--against` the script counts another checkout, given by the folder that contains its `bnet_transformer`.
+With `--against` the script counts another checkout, given by the folder that contains its `bnet_transformer`. `--check`
+compares the calls, functions and files with the limits of `ratchet.json`.
 """
 
 from __future__ import annotations
@@ -185,9 +186,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--against", type=Path, metavar="FOLDER", help="also count another checkout")
     parser.add_argument("--page", action="store_true", help="write docs/benchmarks/walks.md")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--check", action="store_true", help="fail if a figure is over its limit")
+    parser.add_argument("--write-limits", action="store_true", help="lower the limits to the figures, then check")
     args = parser.parse_args(argv)
     torch.manual_seed(0)
     current = measure_walks(args.top)
+    if args.check or args.write_limits:
+        from benchmarks.ratchet import check_figures  # not at the top, because another checkout may not have it
+
+        figures = {f"{name}, {column}": n[column] for name, n in current.items() for column in COLUMNS[:3]}
+        return check_figures("walks", figures, args.write_limits)
     if args.json:
         print(json.dumps({"package": str(PACKAGE), "walks": current}))
         return 0

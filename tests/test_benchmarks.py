@@ -11,7 +11,7 @@ from types import CodeType
 import pytest
 import torch
 
-from benchmarks import __main__ as rows, gpu, limits, size, walks
+from benchmarks import __main__ as rows, gpu, limits, ratchet, size, walks
 from benchmarks.harness import LIMIT, MAX_RUNS, Row, figure, growth_figure, measure_peak, slope, time_calls
 from benchmarks.limits import Machine, Work, limit_figures, measure_work
 from benchmarks.report import format_cells, to_markdown
@@ -208,3 +208,12 @@ def test_a_walk_counts_only_calls_of_the_package():
 def test_lines_count_without_docstrings_and_comments():
     source = '"""A module."""\n\nx = """not a\ndocstring"""  # counts\n# does not\ndef f():\n    "One."\n    return 1\n'
     assert size.count_code_lines(source) == 5
+
+
+def test_limits_fall_and_never_rise(monkeypatch, tmp_path):
+    path = tmp_path / "ratchet.json"
+    monkeypatch.setattr(ratchet, "LIMITS", path)
+    path.write_text('{"size": {"files": 5, "lines": 10, "gone": 1}}')
+    assert ratchet.check_figures("size", {"files": 5, "lines": 9}, lower=False) == 0
+    assert ratchet.check_figures("size", {"files": 6, "lines": 9}, lower=True) == 1
+    assert json.loads(path.read_text()) == {"size": {"files": 5, "lines": 9}}
