@@ -32,7 +32,9 @@ def check_figures(script: str, figures: Mapping[str, int], lower: bool) -> int:
     over = {name: n for name, n in figures.items() if n > limits[script].get(name, -1)}
     for name, n in over.items():
         limit = limits[script].get(name, 0)
-        print(f"{script}: {name}: {n:,}, which is {n - limit:,} over its limit {limit:,}. {HINT}")
+        print(f"{script}: {name}: {n:,} is {n - limit:,} over its limit of {limit:,}")
+    if over:
+        print(HINT)
     return int(bool(over))
 
 

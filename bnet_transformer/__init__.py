@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Plate as Plate,
         Stack as Stack,
     )
+    from bnet_transformer.drawing import draw as draw, picture as picture
     from bnet_transformer.errors import (
         BNetError as BNetError,
         BudgetError as BudgetError,
@@ -95,6 +96,7 @@ _EXPORTS = {  # the public names of each module
     "attention.roles": "roles",
     "bnet": "BNet from_pgmpy load read_bif",
     "declare": "Arrow Declaration Node Plate Stack",
+    "drawing": "draw picture",
     "errors": "BNetError BudgetError DeclarationError EvidenceError FileError UnknownNameError UnsupportedError",
     "explanation": "explain",
     "interventions.circuit": "circuit",

@@ -413,8 +413,7 @@ class BNet(StructureQueries):
         >>> len(bt.bayesuvius(dim=4).picture().boxes)               # c, W_q, W_k, W_v, x, q, k, v, x
         9
         """
-        layout: Picture = drawing.make_picture(self.network, **options)
-        return layout
+        return drawing.picture(self.network, **options)
 
     def to_graphviz(self, **options: Any) -> graphviz.Source:
         """The template graph as DOT source, to edit: structure, labels and colours, plates as clusters, no layout.
@@ -430,7 +429,7 @@ class BNet(StructureQueries):
         >>> bt.bayesuvius(dim=4).to_graphviz().source.splitlines()[0]
         'digraph bnet {'
         """
-        return drawing.make_picture(self.network, **options).to_graphviz()
+        return drawing.picture_net(self.network, **options).to_graphviz()
 
     def draw(self, path: PathLike, **options: Any) -> None:
         """Write the template graph to a file.
@@ -449,13 +448,17 @@ class BNet(StructureQueries):
         ...     Path(f"{folder}/net.svg").read_text()[:4]
         '<svg'
         """
-        drawing.write_picture(self.network, path, **options)
+        drawing.draw(self.network, path, **options)
 
     def __repr__(self) -> str:
         slices = "".join(f"{s.name or 'slices'}={s.slices}, " for s in self.declaration.stacks)
         count = sum(p.numel() for p in self.network.parameters.values())
         groups = len(self.network.graph.groups)
         return f"<BNet {self.declaration.name}: {slices}{groups} node groups, {count:,} parameters>"
+
+
+drawing.picture.register(BNet, BNet.picture)
+drawing.draw.register(BNet, BNet.draw)
 
 
 def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:

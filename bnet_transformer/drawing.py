@@ -1,7 +1,7 @@
-"""The functions behind `picture` and `draw`: the layout of the figure of each kind of result, and its file formats.
+"""`picture` and `draw`: the layout of the figure of each kind of result, and its file formats.
 
-To add a figure for another kind of result, register a function for it with `make_picture` and derive the class of the
-result from `Drawable`. To add a file format, add a writer to `_figure_writers` or, for graphs, `get_graph_writers`.
+To add a figure for another kind of result, register a function for its class with `picture`. To add a file format, add
+a writer to `_figure_writers` or, for graphs, `get_graph_writers`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,13 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import partial, singledispatch
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bnet_transformer._core.checks import check_names
 from bnet_transformer._core.files import Writers, as_path, write_file
-from bnet_transformer._core.picture_registry import Drawable, make_picture, write_picture
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.attention import Reads, Tan, TanTree
 from bnet_transformer.bridges.networkx import (
@@ -50,7 +49,7 @@ from bnet_transformer.figures.grid_layout import layout_quotient, layout_tan, la
 from bnet_transformer.figures.options import TEXT_OPTIONS, VIEW_OPTIONS, compose_picture, parse_options
 from bnet_transformer.figures.picture import Drawing, Picture, to_sentence_case
 from bnet_transformer.figures.sentence_views import layout_sentence
-from bnet_transformer.figures.svg import to_notebook_picture, to_pdf, to_png, to_svg
+from bnet_transformer.figures.svg import NotebookPicture, to_notebook_picture, to_pdf, to_png, to_svg
 from bnet_transformer.figures.tikz import to_tikz
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import SentenceState
@@ -60,12 +59,57 @@ from bnet_transformer.page.html import render_html
 if TYPE_CHECKING:
     from bnet_transformer.page.widget import Widget
 
-__all__ = ["build_mime_bundle", "check_options", "make_picture", "make_widget", "write_page", "write_picture"]
+__all__ = ["build_mime_bundle", "check_options", "draw", "make_widget", "picture", "write_page"]
 
 PathLike = str | os.PathLike[str]
 GRAPH_SUFFIXES = (".gexf", ".graphml", ".json")
 FOLDER_HINT = "A path that ends in / is a folder of two Parquet files"
 MimeBundle = tuple[dict[str, Any], dict[str, Any]]
+
+
+@singledispatch
+def picture(result: object, /, **options: Any) -> Picture:
+    """Lay out the figure of a net, a sentence or a result.
+
+    Args:
+        result: A `BNet`, a `Sentence`, or the result of its methods `reads`, `tan`, `tan_tree` or `shrink`.
+        **options: For a net or a sentence the options of its method `picture`; for a result `theme`, `width`, `font`
+            and `title`, and for the result of `reads` also `min_weight`, `top`, `limit` and `special`.
+
+    Returns:
+        The figure. A notebook displays it; its methods write it to a file, and `to_graphviz` returns it as DOT source.
+
+    Raises:
+        BNetError: The result has no figure, or an option is unknown or invalid.
+
+    >>> import bnet_transformer as bt
+    >>> len(bt.picture(bt.bayesuvius(dim=4).sentence("the cat sat").tan_tree()).boxes)
+    4
+    """
+    hint = "To plot the numbers of a result, use bt.plot"
+    raise BNetError("picture", expected="a net, a sentence or a result with a figure", actual=result, hint=hint)
+
+
+@singledispatch
+def draw(result: object, /, path: PathLike, **options: Any) -> None:
+    """Write the figure of a net, a sentence or a result to a file.
+
+    Args:
+        result: A `BNet`, a `Sentence`, or the result of its methods `reads`, `tan`, `tan_tree` or `shrink`.
+        path: The file. Its suffix selects the format: svg, png, pdf, tex or dot; for a net and a sentence also the
+            formats of its method `draw`.
+        **options: The options of `picture`; for a net or a sentence those of its method `draw`.
+
+    Raises:
+        BNetError: The result has no figure, or an option is unknown or invalid.
+
+    >>> import bnet_transformer as bt
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     bt.draw(bt.bayesuvius(dim=4).sentence("the cat sat").tan("roles"), f"{folder}/roles.svg")
+    """
+    layout = picture(result, **options)
+    write_file(path, _figure_writers(lambda: layout))
 
 
 def _figure_writers(layout: Callable[[], Picture], latex: Callable[[], str] = str) -> Writers:
@@ -103,20 +147,20 @@ def get_graph_writers(network: Network, build_graph: Callable[[], Any]) -> Write
     }
 
 
-@make_picture.register
-def picture_net(network: Network, **options: Any) -> Picture:
+@picture.register
+def picture_net(network: Network, **options: Any) -> NotebookPicture:
     """Lay out the template (folded) graph of a net."""
     return to_notebook_picture(layout_net(network, parse_options(options, VIEW_OPTIONS["folded"])))
 
 
-@make_picture.register
-def picture_sentence(state: SentenceState, **options: Any) -> Picture:
+@picture.register
+def picture_sentence(state: SentenceState, **options: Any) -> NotebookPicture:
     """Lay out the ground graph of a sentence, its attention grid, or the template graph of its net."""
     return to_notebook_picture(layout_sentence(state, parse_options(options)))
 
 
-@make_picture.register
-def picture_reads(result: Reads, **options: Any) -> Picture:
+@picture.register
+def picture_reads(result: Reads, **options: Any) -> NotebookPicture:
     """Lay out the attention grid of the slices, averaged over the latent choices, without the residual connection."""
     parsed = parse_options(options, ("min_weight", "top", "theme", "limit", "special", *TEXT_OPTIONS))
     mean = np.einsum("s,stij->tij", to_numpy(result.weights), to_numpy(result.attention))
@@ -142,25 +186,18 @@ def picture_reads(result: Reads, **options: Any) -> Picture:
     return to_notebook_picture(compose_picture(layout, parsed, lambda: reductions, GRID_DENSITIES))
 
 
-def _layout_graph(layout: Callable[[Any, Density], Drawing], result: Any, **options: Any) -> Picture:
+def _layout_graph(layout: Callable[[Any, Density], Drawing], result: Any, **options: Any) -> NotebookPicture:
     """Lay out the graph of a result."""
     parsed = parse_options(options, ("theme", *TEXT_OPTIONS))
     return to_notebook_picture(compose_picture(partial(layout, result), parsed))
 
 
-make_picture.register(Quotient, partial(_layout_graph, layout_quotient))
-make_picture.register(Tan, partial(_layout_graph, layout_tan))
-make_picture.register(TanTree, partial(_layout_graph, layout_tan_tree))
+picture.register(Quotient, partial(_layout_graph, layout_quotient))
+picture.register(Tan, partial(_layout_graph, layout_tan))
+picture.register(TanTree, partial(_layout_graph, layout_tan_tree))
 
 
-@write_picture.register
-def draw_result(result: Drawable, path: PathLike, **options: Any) -> None:
-    """Write the figure of a result."""
-    layout = make_picture(result, **options)
-    write_file(path, _figure_writers(lambda: layout))
-
-
-@write_picture.register
+@draw.register
 def draw_net(network: Network, path: PathLike, **options: Any) -> None:
     """Write the template graph of a net, or its figure."""
     if is_folder(path):
@@ -172,18 +209,18 @@ def draw_net(network: Network, path: PathLike, **options: Any) -> None:
         check_names("option of a graph", options, ())
         return template_graph_to_networkx(network)
 
-    layout, latex = lambda: make_picture(network, **options), lambda: equations(network).latex
+    layout, latex = lambda: picture(network, **options), lambda: equations(network).latex
     write_file(path, get_graph_writers(network, graph) | _figure_writers(layout, latex), FOLDER_HINT)
 
 
-@write_picture.register
+@draw.register
 def draw_sentence(state: SentenceState, path: PathLike, **options: Any) -> None:
     """Write the ground graph of a sentence, its figure, its interactive page, or its discrete part as BIF."""
     check_options(path, options)
     if is_folder(path):
         write_ground_graph(state, path, **options)
         return
-    layout, latex = lambda: make_picture(state, **options), lambda: equations(state.network).latex
+    layout, latex = lambda: picture(state, **options), lambda: equations(state.network).latex
     writers = get_graph_writers(state.network, lambda: sentence_to_networkx(state, **options))
     writers |= _figure_writers(layout, latex)
     writers[".bif"] = lambda: to_bif(state.model, evidence=state.evidence).encode()

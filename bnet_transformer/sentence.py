@@ -956,8 +956,7 @@ class Sentence(StructureQueries):
         >>> len(figure.boxes), len(figure.arrows)
         (19, 42)
         """
-        layout: Picture = drawing.make_picture(self.state, **options)
-        return layout
+        return drawing.picture(self.state, **options)
 
     def to_graphviz(self, **options: Any) -> graphviz.Source:
         """The figure as DOT source, to edit: structure, labels and colours, boxes as clusters, without a layout.
@@ -973,7 +972,7 @@ class Sentence(StructureQueries):
         >>> bt.bayesuvius(dim=4).sentence("the cat").to_graphviz().source.splitlines()[0]
         'digraph bnet {'
         """
-        return drawing.make_picture(self.state, **options).to_graphviz()
+        return drawing.picture_sentence(self.state, **options).to_graphviz()
 
     def draw(self, path: PathLike, **options: Any) -> None:
         """Write the figure, the interactive page or the graph of the sentence to a file.
@@ -993,7 +992,7 @@ class Sentence(StructureQueries):
         ...     Path(f"{folder}/cat.dot").read_text()[:7]
         'digraph'
         """
-        drawing.write_picture(self.state, path, **options)
+        drawing.draw(self.state, path, **options)
 
     def explore(
         self,
@@ -1101,3 +1100,7 @@ class Sentence(StructureQueries):
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> drawing.MimeBundle:
         """What a notebook displays: the widget, or the figure if no widget can run."""
         return drawing.build_mime_bundle(repr(self), self.state, self.widget)
+
+
+drawing.picture.register(Sentence, Sentence.picture)
+drawing.draw.register(Sentence, Sentence.draw)

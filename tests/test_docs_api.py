@@ -80,7 +80,7 @@ def test_members_of_the_reference_have_a_page(scripts):
         (bt.Sentence, {"posterior", "parents", "__getitem__"}),
         (bt.BNet, {"parents", "sentence"}),
         (bt.tpm.Linear, set()),
-        (importlib.import_module("bnet_transformer.attention").Reads, {"draw", "paths"}),
+        (importlib.import_module("bnet_transformer.attention").Reads, {"save", "paths"}),
     ):
         members = {name for name, _ in public_objects.iter_members(owner)}
         assert members >= expected

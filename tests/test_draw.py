@@ -95,7 +95,7 @@ def same_graph(picture_graph, graph):
 
 def draw_bytes(tmp_path, obj, suffix, **options):
     path = tmp_path / f"figure.{suffix}"
-    obj.draw(path, **options)
+    bt.draw(obj, path, **options)
     return path.read_bytes()
 
 
@@ -190,7 +190,7 @@ def test_every_shrunk_slice_is_drawn(case):
         except BNetError as error:
             assert any(subject in str(error) for subject in ("state that enters", "word", "stack", "no slices"))
             continue
-        for picture in (tan.picture(), Quotient(*vars(tan.quotient).values()).picture()):
+        for picture in (bt.picture(tan), bt.picture(Quotient(*vars(tan.quotient).values()))):
             assert same_graph(picture.to_networkx(), tan.quotient.to_networkx()) and not find_overlaps(picture)
 
 
@@ -245,7 +245,7 @@ def test_tex_compiles(tmp_path, engine):
     for k, (obj, options) in enumerate(
         [(s, {"detail": "words"}), (s.net.sentence(HOSTILE[:3]), {"theme": "dark"}), (s.net, {}), (s.tan("roles"), {})]
     ):
-        obj.draw(tmp_path / f"a{k}.tex", **options)
+        bt.draw(obj, tmp_path / f"a{k}.tex", **options)
         command = [engine, "-interaction=nonstopmode", "-halt-on-error", f"a{k}.tex"]
         process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
         assert process.returncode == 0, process.stdout[-2000:]
@@ -309,7 +309,7 @@ def test_the_words_of_the_reading_grid_are_those_of_the_attention():
         for i, j in itertools.product(range(4), range(4)):
             w = weights.get((f"x_{t}_{j}", f"x_{t + 1}_{i}"))
             assert (w is None) == (j > i) and (w is None or w == pytest.approx(float(mean[i, j]), abs=1e-6))
-    by_reads = {(a.source, a.target): a.weight for a in s.reads(slices=[0, 1]).picture(min_weight=0.0).arrows}
+    by_reads = {(a.source, a.target): a.weight for a in bt.picture(s.reads(slices=[0, 1]), min_weight=0.0).arrows}
     assert {end for end in weights if end[0].startswith("x_0")} == {end for end in by_reads if end[0].startswith("x_0")}
 
 
@@ -355,7 +355,7 @@ def test_the_attention_grid_has_a_limit_too():
     assert len(s.picture(detail="words", min_weight=0.0, limit=None).arrows) == 4 * 40 * 40
     assert len(s.picture(detail="words", limit=10).arrows) == 10
     with pytest.raises(BudgetError, match="reads"):
-        s.reads().picture(min_weight=0.0)
+        bt.picture(s.reads(), min_weight=0.0)
 
 
 def test_every_word_of_a_causal_sentence_has_a_read():
@@ -378,7 +378,7 @@ def test_reads_that_underflow_are_drawn_and_masked_ones_are_not():
     net = net.replace({name: 300 * value for name, value in net.parameters.items() if "W_" in name})
     s = net.sentence("the cat sat")
     assert int((s.attention(0) == 0).sum()) > 3
-    for picture in (s.picture(detail="words", min_weight=0.0), s.reads().picture(min_weight=0.0)):
+    for picture in (s.picture(detail="words", min_weight=0.0), bt.picture(s.reads(), min_weight=0.0)):
         pairs = {(int(a.source[-1]), int(a.target[-1])) for a in picture.arrows}
         assert pairs == {(j, i) for i in range(3) for j in range(i + 1)}
     a = s.do(x_1_2=torch.zeros(4)).state.model
@@ -498,7 +498,7 @@ def test_advice_on_what_is_highlighted_draws_it(long, names, options):
 
 def test_reads_of_a_stack_are_between_its_states():
     s = next(case for case in CASES if case.name == "encoder-decoder").sentence
-    boxes = {box.name for box in s.reads(role="dec_a").picture().boxes}
+    boxes = {box.name for box in bt.picture(s.reads(role="dec_a")).boxes}
     assert "dec_x_0_0" in boxes and boxes <= set(s.graph())
     grid = s.picture(detail="words")
     boxes_by_name = {box.name: box for box in grid.boxes}
@@ -569,17 +569,17 @@ def test_shrunk_graphs_and_trees_are_drawn(tmp_path):
     s = bt.bayesuvius(dim=4, heads=2).sentence(["<a>", "b&", "c\\"])
     boxes = {"q_0_0": "<my & box>", "k_0_0": "<my & box>"}
     for obj in (s.tan(), s.tan("roles"), s.tan_tree(), s.shrink(boxes), s.reads()):
-        expected = obj.picture().to_networkx()
+        expected = bt.picture(obj).to_networkx()
         assert same_graph(parse_svg(draw_bytes(tmp_path, obj, "svg")), expected)
-        assert same_graph(parse_dot(obj.to_graphviz().source), expected)
-        assert draw_bytes(tmp_path, obj, "dot").decode() == obj.to_graphviz().source
+        assert same_graph(parse_dot(bt.picture(obj).to_graphviz().source), expected)
+        assert draw_bytes(tmp_path, obj, "dot").decode() == bt.picture(obj).to_graphviz().source
         assert draw_bytes(tmp_path, obj, "tex")
         quotient = getattr(obj, "quotient", obj)
         if hasattr(quotient, "boxes"):
             assert same_graph(expected, nx.MultiDiGraph(quotient.to_networkx()))
     tree = s.tan_tree()
     edges = {(f"word_{p}", f"word_{i}") for i, p in enumerate(tree.parents) if p >= 0}
-    assert edges == {(a.source, a.target) for a in tree.picture().arrows if a.source != "class"}
+    assert edges == {(a.source, a.target) for a in bt.picture(tree).arrows if a.source != "class"}
 
 
 # light, dark, files
@@ -618,7 +618,7 @@ def test_an_svg_has_a_description_and_fits_a_page(tmp_path):
 
 def test_a_picture_shows_itself_in_a_notebook():
     s = bt.bayesuvius(dim=4).sentence("the cat sat")
-    for figure in (s.picture(), s.net.picture(), s.tan().picture(), s.tan_tree().picture(), s.reads().picture()):
+    for figure in map(bt.picture, (s, s.net, s.tan(), s.tan_tree(), s.reads())):
         assert figure._repr_svg_() == to_svg(figure) and len(repr(figure)) < 100
         assert f"{len(figure.boxes)} boxes, {len(figure.arrows)} arrows" in repr(figure)
 
@@ -708,7 +708,7 @@ def test_a_notebook_shows_our_figure_where_there_is_no_dot(monkeypatch):
 @pytest.mark.skipif(not shutil.which("dot"), reason="needs the program dot")
 def test_dot_renders_what_we_write():
     for obj in (bt.bayesuvius(dim=4), bt.bayesuvius(dim=4).sentence(["a\\N", "<b>&amp;", "c:d"])):
-        assert b"<svg" in obj.to_graphviz().pipe(format="svg")
+        assert b"<svg" in bt.picture(obj).to_graphviz().pipe(format="svg")
 
 
 @pytest.mark.parametrize(

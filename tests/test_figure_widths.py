@@ -55,7 +55,7 @@ def draw_or_widen(obj, width, **options):
     The picture is None if the figure is higher than a page or slide.
     """
     try:
-        return obj.picture(width=width, **options), width
+        return bt.picture(obj, width=width, **options), width
     except BNetError as error:
         if error.subject.startswith("height"):
             limit, height = (float(re.search(r"([\d.]+)in", text)[1]) for text in (error.expected, error.actual))
@@ -65,7 +65,7 @@ def draw_or_widen(obj, width, **options):
         inches = float(re.search(r"at least ([\d.]+)in", error.expected)[1])
         assert inches > parse_width(width)
         with pytest.raises(BNetError, match="at least"):
-            obj.picture(width=f"{inches - 0.05}in", **options)
+            bt.picture(obj, width=f"{inches - 0.05}in", **options)
         return draw_or_widen(obj, f"{inches}in", **options)
 
 
@@ -86,7 +86,7 @@ SAMPLED_CASES = [  # each third case, and the quick ones
 def test_every_figure_has_its_width_and_legible_text(case):
     for obj, options in iter_figures(case):
         try:
-            natural = obj.picture(**options)
+            natural = bt.picture(obj, **options)
         except BNetError:  # no attention grid, or a cell of it without attention
             continue
         for width in WIDTHS:
@@ -191,14 +191,14 @@ def test_frames_and_marks_have_the_width_too():
 def test_rows_of_a_shrunk_graph_are_centred():
     s = bt.bayesuvius(dim=4).sentence("the cat sat")
     rows = {}
-    for box in s.shrink({"q_0_0": "a", "k_0_0": "a"}).picture().boxes:
+    for box in bt.picture(s.shrink({"q_0_0": "a", "k_0_0": "a"})).boxes:
         rows.setdefault(box.y, []).append(box.bounds)
     middles = [(min(b[0] for b in row) + max(b[2] for b in row)) / 2 for row in rows.values()]
     assert len(rows) > 2 and middles == pytest.approx([middles[0]] * len(rows), abs=0.01)
 
 
 def test_a_long_caption_does_not_widen_a_small_figure():
-    tan = bt.bayesuvius(4).sentence("a b").tan("roles").picture()
+    tan = bt.picture(bt.bayesuvius(4).sentence("a b").tan("roles"))
     content = max(box.bounds[2] for box in tan.boxes) - min(box.bounds[0] for box in tan.boxes)
     assert len(tan.caption) > 60 and tan.width < content + 130
 
@@ -244,14 +244,14 @@ def test_a_title_is_above_the_figure(tmp_path):
     s = bt.bayesuvius(dim=4).sentence("the cat")
     title = "A long title with <markup> & several words that is wrapped at the width of a column"
     for obj in (s, s.net, s.tan(), s.tan_tree(), s.reads()):
-        natural, picture = obj.picture(), obj.picture(title=title, width="column")
+        natural, picture = bt.picture(obj), bt.picture(obj, title=title, width="column")
         top = min(box.bounds[1] for box in picture.boxes)
         above = [line for line in picture.lines if line.y < top and line.size == 12.0]
         assert " ".join(label_to_text(line.runs) for line in sorted(above, key=lambda line: line.y)) == title
         assert len(above) > 1 and ElementTree.fromstring(to_svg(picture))[0].text == title
-        plain = obj.picture(title="")
+        plain = bt.picture(obj, title="")
         assert plain.title == natural.title and len(list(plain.lines)) == len(list(natural.lines))
-        assert "several words" in obj.to_graphviz(title=title).source
+        assert "several words" in bt.picture(obj, title=title).to_graphviz().source
     with pytest.raises(BNetError, match="title"):
         s.picture(title=3)
 
@@ -269,7 +269,7 @@ def test_options_have_views():
         s.picture(detail="folded", special=False)
     assert s.picture(special=False).caption == s.picture().caption  # no word is special
     with pytest.raises(BNetError, match="option"):
-        s.tan().picture(special=False)
+        bt.picture(s.tan(), special=False)
 
 
 # special tokens
@@ -287,7 +287,7 @@ def test_special_tokens_are_left_out_and_their_attention_is_stated(mini):
     words = [k for k in range(n) if not mini.special[k]]
     mean = np.stack([mini.attention(t).mean(0).numpy() for t in range(6)])
     share = mean[:, words][:, :, [0, n - 1]].sum(-1).mean()
-    for picture in (mini.picture(special=False), mini.reads(range(6)).picture(special=False)):
+    for picture in (mini.picture(special=False), bt.picture(mini.reads(range(6)), special=False)):
         assert {int(box.name.split("_")[-1]) for box in picture.boxes} == set(words)
         assert f"[CLS] and [SEP] are not drawn; {share:.1%} of the attention" in picture.caption
         for arrow in picture.arrows:  # the weights are not normalised again

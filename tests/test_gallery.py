@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from bnet_transformer._core.picture_registry import make_picture
+import bnet_transformer as bt
 from bnet_transformer.declare import Network
 from bnet_transformer.figures.options import VIEW_OPTIONS
 from bnet_transformer.inference import SentenceState
@@ -35,7 +35,9 @@ def script() -> ModuleType:
 def test_every_kind_of_plot_and_figure_has_an_entry() -> None:
     named = set(re.findall(r"^### [^\n]*`(\w+)`$", TEXT, re.MULTILINE))
     assert named >= {PUBLIC_NAMES.get(kind, kind.__name__) for kind in PLOTS_BY_TYPE} - UNNAMED
-    figures = {kind.__name__ for kind in make_picture.registry} - {"object", SentenceState.__name__, Network.__name__}
+    figures = {
+        kind.__name__ for kind in {*bt.picture.registry} - {object, SentenceState, Network, bt.Sentence, bt.BNet}
+    }
     assert named >= figures and "\ns.draw(" in TEXT and "\nnet.draw(" in TEXT
     options = {name for names in VIEW_OPTIONS.values() for name in names} - STYLE
     assert {name for name in options if f"{name}=" not in TEXT} == set()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,7 @@ EXCLUDED = {
     "Sentence",
     "load_geometric",
     "models",
+    "picture",
     "programs",
     "tpm",
     *(name for name in bt.__all__ if "Error" in name),
@@ -205,6 +206,7 @@ def list_functions() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     result["BNet.sample"] = (get_decoder().sample, {"words": 2, "start": WORDS[0]})
     sentence = two["clean"]
     result["Sentence.lens"] = (sentence.lens, {})
+    result["draw"] = (partial(bt.draw, get_sentence()), {"path": "net.svg"})
     result["Sentence.contributions"] = (sentence.contributions, {"node": "y_1", "of": (WORDS[0], WORDS[1])})
     return result
 

@@ -24,7 +24,6 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.naming import join_stem
-from bnet_transformer._core.picture_registry import Drawable
 from bnet_transformer._core.stats import ComparableResult, SentenceValues
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.attention.inclusion import Inclusion
@@ -240,7 +239,7 @@ class Path:
 
 
 @dataclass(frozen=True)
-class Reads(ComparableResult, Drawable):
+class Reads(ComparableResult):
     """`P(source word | output word)` in the chain of attention TPMs, as `matrix[i, j]`.
 
     Attributes:

@@ -21,7 +21,6 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_choice, resolve_index
 from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.naming import WORD
-from bnet_transformer._core.picture_registry import Drawable
 from bnet_transformer._core.results import SavedResult, stored_class
 from bnet_transformer._core.tensors import IntArray, to_numpy
 from bnet_transformer.attention.rollout import compute_reads
@@ -102,7 +101,7 @@ stored_class(Quotient)  # here, because its package does not import torch
 
 
 @dataclass(frozen=True)
-class Tan(SavedResult, Drawable):
+class Tan(SavedResult):
     """The structure of a slice that is shrunk to boxes, one of which is the class.
 
     `kind` is one of:
@@ -144,7 +143,7 @@ class Tan(SavedResult, Drawable):
 
 
 @dataclass(frozen=True)
-class TanTree(SavedResult, Drawable):
+class TanTree(SavedResult):
     """The maximum spanning arborescence of the attention of a slice: a TAN with the hidden state as class.
 
     Attributes:

@@ -512,7 +512,7 @@ def _box_frames(boxes: Sequence[NodeBox], box_names: Mapping[str, str]) -> tuple
         outside = [b.name for b in boxes if box_names.get(b.name) != name and _overlaps(b, frame)]
         if outside:
             received = f"{outside[0]} among the nodes of {name}"
-            hint = "To draw the shrunk graph, use s.shrink(boxes).draw(path) or s.tan(boxes).draw(path)"
+            hint = "To draw the shrunk graph, use bt.draw(s.shrink(boxes), path) or bt.draw(s.tan(boxes), path)"
             raise BNetError("boxes", expected="boxes of adjacent nodes", actual=received, hint=hint)
         frames.append(frame)
         position = frame.x + 7.0, frame.y + frame.height - 7.0

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bnet_transformer._core.checks import check_mapping
-from bnet_transformer._core.picture_registry import Drawable
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph.ground_graph import ALL_NODES, GroundGraph, NodeSelection
 from bnet_transformer.graph.queries import find_family
@@ -22,7 +21,7 @@ MAX_ARROWS = 10_000_000  # the maximum number of contracted arrows
 
 
 @dataclass(frozen=True)
-class Quotient(Drawable):
+class Quotient:
     """A graph of boxes, which are groups of nodes.
 
     Attributes:

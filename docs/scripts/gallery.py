@@ -58,8 +58,8 @@ def run_block(code: str, links: list[str], page: dict[str, object]) -> None:
         options = {"theme": theme, **COLUMN}
         call.keywords += [ast.keyword(name, ast.Constant(value)) for name, value in options.items()]
         path = DOCS / link
-        if isinstance(themed, ast.Expr):  # x.draw("a.svg")
-            call.args[0] = ast.Constant(str(path))
+        if isinstance(themed, ast.Expr):  # x.draw("a.svg") or bt.draw(x, "a.svg")
+            call.args[-1] = ast.Constant(str(path))
         module = ast.fix_missing_locations(ast.Module([themed], []))
         exec(compile(module, str(PAGE), "exec"), page)
         if isinstance(themed, ast.Assign):
