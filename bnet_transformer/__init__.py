@@ -67,6 +67,7 @@ if TYPE_CHECKING:
         fit as fit,
         fit_heads as fit_heads,
     )
+    from bnet_transformer.learning.fit.from_pyro import fit_from_pyro as fit_from_pyro
     from bnet_transformer.learning.training import (
         AdamW as AdamW,
         EarlyStopping as EarlyStopping,
@@ -105,6 +106,7 @@ _EXPORTS = {  # the public names of each module
     "learning.calibration": "calibrate",
     "learning.checkpoint": "Checkpoints",
     "learning.fit": "EM Fit Laplace MAP NUTS SVI compare fit fit_heads",
+    "learning.fit.from_pyro": "fit_from_pyro",
     "learning.training": "AdamW EarlyStopping Execution train",
     "models": "bayesuvius decoder encoder encoder_decoder geometric recurrent volume_preserving",
     "plots.registry": "plot",

@@ -55,7 +55,7 @@ def test_a_map_by_autodelta_is_the_fits_own():
     svi = SVI(model, guide, pyro.optim.Adam({"lr": 0.1}), elbo)
     for _ in range(120):
         svi.step(x, y)
-    f = bt.Fit.from_pyro(net, (x, y), guide, arguments=(x, y))
+    f = bt.fit_from_pyro(net, (x, y), guide, arguments=(x, y))
     expected = bt.fit(net, (x, y), method=bt.EM(steps=50), learn=["c.logits"], progress=False)
     torch.testing.assert_close(f.pi, expected.pi, atol=1e-3, rtol=0)
     assert not f.samples and f.method == "pyro" and f.learned == ("c.logits",) and isinstance(f.net, bt.BNet)
@@ -72,7 +72,7 @@ def test_nuts_of_pyro_equals_the_fits_and_supports_every_query(tmp_path):
         kernel = NUTS(net.pyro(), max_plate_nesting=net.pyro().max_plate_nesting)
         mcmc = MCMC(kernel, num_samples=30, warmup_steps=30, disable_progbar=True)
         mcmc.run(x, y)
-    f = bt.Fit.from_pyro(net, (x, y), mcmc)
+    f = bt.fit_from_pyro(net, (x, y), mcmc)
     expected = bt.fit(net, (x, y), method=bt.NUTS(chains=1, draws=60, warmup=20), learn=["c.logits"], progress=False)
     assert f.samples["c.logits"].shape == (1, 30, 2) and f.divergent == (0,)
     torch.testing.assert_close(f.pi, expected.pi, atol=0.1, rtol=0)
@@ -90,7 +90,7 @@ def test_importance_sampling_is_the_exact_posterior():
     model = net.pyro()
     pyro.set_rng_seed(1)
     importance = Importance(model, num_samples=500).run(None, to_tensors(days), batch=10)
-    f = bt.Fit.from_pyro(net, days, importance, num_samples=4000)
+    f = bt.fit_from_pyro(net, days, importance, num_samples=4000)
     probs = f.samples["rain.logits"][..., 1].flatten()
     assert float(probs.mean()) == pytest.approx(float(exact.mean), abs=0.03)
     assert float(probs.std()) == pytest.approx(float(exact.stddev), abs=0.02)
@@ -102,7 +102,7 @@ def test_few_effective_draws_are_warned_of():
     importance = Importance(net.pyro(), num_samples=2).run(None, to_tensors(days), batch=10)
     importance.log_weights = [torch.tensor(0.0), torch.tensor(-50.0)]
     with pytest.warns(UserWarning, match=r"2 draws with an effective sample size of 1\.0"):
-        f = bt.Fit.from_pyro(net, days, importance)
+        f = bt.fit_from_pyro(net, days, importance)
     torch.testing.assert_close(f.theta["rain"], importance.exec_traces[0].nodes["theta_rain"]["value"])
 
 
@@ -118,10 +118,10 @@ def test_draws_of_a_user_defined_guide_are_samples():
     pyro.set_rng_seed(0)
     for _ in range(80):
         svi.step(None, to_tensors(days), batch=10)
-    f = bt.Fit.from_pyro(net, days, guide, num_samples=300)
+    f = bt.fit_from_pyro(net, days, guide, num_samples=300)
     assert f.samples["rain.logits"].shape == (1, 300, 2) and "guide" in f.approximate
     assert float(f.theta["rain"][1]) == pytest.approx(float(exact.mean), abs=0.05)
-    same = bt.Fit.from_pyro(net, days, guide, num_samples=300)
+    same = bt.fit_from_pyro(net, days, guide, num_samples=300)
     assert torch.equal(same.samples["rain.logits"], f.samples["rain.logits"])
 
 
@@ -129,7 +129,7 @@ def test_helpers_of_an_automatic_guide_are_no_parameters():
     net, days, _ = coins()
     guide = AutoNormal(net.pyro())
     guide(None, to_tensors(days), batch=10)
-    assert [*bt.Fit.from_pyro(net, days, guide, num_samples=5).samples] == ["rain.logits"]
+    assert [*bt.fit_from_pyro(net, days, guide, num_samples=5).samples] == ["rain.logits"]
 
 
 def test_samples_by_any_name_of_a_parameter_are_those_of_the_parameter():
@@ -138,12 +138,12 @@ def test_samples_by_any_name_of_a_parameter_are_those_of_the_parameter():
     weights = torch.randn(2, 5, *net.parameters["W_v_0.values"].shape, dtype=D)
     table = torch.distributions.Dirichlet(torch.ones(2, dtype=D)).sample((2, 5))
     choices = torch.zeros(2, 5, 8, 1, 1, dtype=torch.long)
-    named = bt.Fit.from_pyro(net, data, {"W_v_0.values": weights, "c.logits": table})
+    named = bt.fit_from_pyro(net, data, {"W_v_0.values": weights, "c.logits": table})
     for renamed in ({"W_v_0_values": weights, "theta_c": table, "c": choices}, {"w": weights, "c_logits": table}):
         sites = {"w": "W_v_0.values"} if "w" in renamed else None
-        f = bt.Fit.from_pyro(net, data, renamed, sites=sites)
+        f = bt.fit_from_pyro(net, data, renamed, sites=sites)
         assert all(torch.equal(value, named.samples[name]) for name, value in f.samples.items())
-    single_chain = bt.Fit.from_pyro(net, data, {"theta_c": table[0]})
+    single_chain = bt.fit_from_pyro(net, data, {"theta_c": table[0]})
     assert torch.equal(single_chain.net.parameters["W_v_0.values"], net.parameters["W_v_0.values"])
 
 
@@ -166,7 +166,7 @@ def test_what_does_not_match_the_net_is_refused():
     data = draw_xy(net, 4)
     for result, message in BAD:
         with pytest.raises(bt.BNetError, match=message):
-            bt.Fit.from_pyro(net, data, result)
+            bt.fit_from_pyro(net, data, result)
 
 
 def test_explain_describes_a_fit():

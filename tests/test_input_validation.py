@@ -93,6 +93,7 @@ SENTENCE_METHODS: dict[str, dict[str, Any]] = {
 EXCLUDED = {
     "Fit",
     "Sentence",
+    "fit_from_pyro",
     "load_geometric",
     "models",
     "picture",

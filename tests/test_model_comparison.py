@@ -351,7 +351,7 @@ def test_draws_that_predict_too_differently_are_notes_or_errors():
     pytest.importorskip("arviz")
     data = planted(25)
     draws = 0.5 + 0.001 * torch.randn(200, 1, generator=torch.Generator().manual_seed(0)) * torch.tensor([1, -1])
-    f = bt.Fit.from_pyro(mixture(2), data, {"c.logits": draws})
+    f = bt.fit_from_pyro(mixture(2), data, {"c.logits": draws})
     likelihoods = f.log_likelihoods.clone()
     spread_out = replace(f, known_likelihoods=likelihoods.index_fill(2, torch.tensor([3]), 0.0), notes=("R-hat is 2",))
     spread_out.known_likelihoods[0, :, 3] = torch.linspace(-400, 0, 200)  # e^400 overflows in float32

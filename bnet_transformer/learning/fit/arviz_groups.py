@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +15,8 @@ from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.fit.heads import compute_invariant_samples, samples_to_parameters
+from bnet_transformer.learning.fit.heads import compute_invariant_samples, find_selectors, samples_to_parameters
 from bnet_transformer.learning.fit.predictive import replicate
-
-if TYPE_CHECKING:
-    from bnet_transformer.learning.fit.result import Fit
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -27,7 +24,14 @@ DTYPES = {"diverging": "bool", "n_steps": "int64", "tree_depth": "int64"}  # the
 JOINT = "joint"  # the log likelihood of several readouts together
 
 
-def to_arviz(fit: Fit[Any], predictive_draws: int) -> Any:
+def to_arviz(
+    network: Network,
+    samples: Mapping[str, Tensor],
+    log_likelihoods: Tensor | None,
+    statistics: Mapping[str, Tensor],
+    data: Batch | None,
+    predictive_draws: int,
+) -> Any:
     """Convert the samples of a fit to ArviZ's InferenceData, or to its DataTree with ArviZ 1.x.
 
     The posterior contains every parameter, with tables as probabilities: `<selector>_pi` for a selector,
@@ -36,28 +40,27 @@ def to_arviz(fit: Fit[Any], predictive_draws: int) -> Any:
     `log_evidence`; and quantities that do not depend on the basis of the key space: `A_<node>` and `OV_<node>` of the
     attention nodes. `sample_stats` contains the sampler statistics of NUTS.
     """
-    if not fit.samples:
-        hint = "Fit with method='svi' or 'nuts'"
-        raise BNetError("to_arviz", expected="a fit with samples", actual=fit.method, hint=hint)
     az = _import_arviz()
-    groups: dict[str, Arrays] = {"posterior": {name: to_numpy(v) for name, v in _collect_posterior(fit).items()}}
-    if fit.statistics:
-        groups["sample_stats"] = {k: to_numpy(v).astype(DTYPES.get(k, "float64")) for k, v in fit.statistics.items()}
+    groups: dict[str, Arrays] = {
+        "posterior": {name: to_numpy(v) for name, v in _collect_posterior(network, samples, log_likelihoods).items()}
+    }
+    if statistics:
+        groups["sample_stats"] = {k: to_numpy(v).astype(DTYPES.get(k, "float64")) for k, v in statistics.items()}
     dims: dict[str, list[str]] = {JOINT: ["sentence"]}
-    names = [] if fit.data is None else list(fit.data.evidence)
-    if fit.log_likelihoods is not None:
+    names = [] if data is None else list(data.evidence)
+    if log_likelihoods is not None:
         # Latent choices connect the words of a sentence, so the unit of the likelihood is the sentence.
         # Its unit is a nat, so ArviZ exponentiates differences that overflow in float32.
-        likelihoods = to_numpy(fit.log_likelihoods.double())
+        likelihoods = to_numpy(log_likelihoods.double())
         groups["log_likelihood"] = {names[0] if len(names) == 1 else JOINT: likelihoods}
-    if fit.data is not None:
-        data = fit.data.to(fit.network.device)
-        dims |= {name: _name_dims(fit.network.get_spec(name)) for name in names}
-        observed = {name: _find_observed(fit.network.get_spec(name), data) for name in names}
+    if data is not None:
+        data = data.to(network.device)
+        dims |= {name: _name_dims(network.get_spec(name)) for name in names}
+        observed = {name: _find_observed(network.get_spec(name), data) for name in names}
         values = {name: evidence.value for name, evidence in data.evidence.items()}
         groups["observed_data"] = {name: _mask(value, observed[name]) for name, value in values.items()}
         if predictive_draws:
-            groups["posterior_predictive"] = _sample_predictive(fit, data, observed, predictive_draws)
+            groups["posterior_predictive"] = _sample_predictive(network, samples, data, observed, predictive_draws)
     return build_arviz(az, groups, dims)
 
 
@@ -79,7 +82,7 @@ def is_arviz_1(az: Any) -> bool:
     return int(str(az.__version__).partition(".")[0]) >= 1
 
 
-def leave_one_out(fit: Fit[Any]) -> tuple[Tensor, Tensor]:
+def leave_one_out(network: Network, samples: Mapping[str, Tensor], log_likelihoods: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the leave-one-out log predictive density of each sentence and its Pareto k-hat, both `[sentence]`."""
     # PSIS-LOO (Vehtari, Gelman and Gabry 2017) estimates log p(y_i | y_-i) from the draws of the full posterior by
     # importance sampling with Pareto-smoothed weights, so no fit is repeated.
@@ -87,7 +90,7 @@ def leave_one_out(fit: Fit[Any]) -> tuple[Tensor, Tensor]:
         warnings.filterwarnings("ignore", "\nArviZ is undergoing", FutureWarning)
         warnings.filterwarnings("ignore", "Estimated shape parameter of Pareto", UserWarning)  # the caller has k-hat
         az = _import_arviz()
-        result = az.loo(to_arviz(fit, 0), pointwise=True)
+        result = az.loo(to_arviz(network, samples, log_likelihoods, {}, None, 0), pointwise=True)
     densities = result.elpd_i if is_arviz_1(az) else result.loo_i
     density, khat = (torch.as_tensor(v.values, dtype=torch.float64) for v in (densities, result.pareto_k))
     return density, khat
@@ -103,34 +106,39 @@ def _import_arviz() -> Any:
     return arviz
 
 
-def _collect_posterior(fit: Fit[Any]) -> dict[str, Tensor]:
+def _collect_posterior(
+    network: Network, samples: Mapping[str, Tensor], log_likelihoods: Tensor | None
+) -> dict[str, Tensor]:
     """Collect the variables of the posterior, `[chain, draw, ...]`."""
-    selectors = [spec for spec in map(fit.network.get_spec, fit.selectors) if not spec.parents]
-    owners = [spec.param_prefix for spec in selectors]
-    names = {name: f"{name.removesuffix('.logits')}_theta" for name in fit.network.unconditional_logit_names}
+    owners = [spec.param_prefix for spec in find_selectors(network) if not spec.parents]
+    names = {name: f"{name.removesuffix('.logits')}_theta" for name in network.unconditional_logit_names}
     names |= {f"{owner}.logits": f"{owner}_pi" for owner in owners}
-    posterior = {names.get(k, k).replace(".", "_"): value for k, value in fit.samples.items()}
+    posterior = {names.get(k, k).replace(".", "_"): value for k, value in samples.items()}
     for owner in owners:
-        pi = fit.samples.get(f"{owner}.logits")
+        pi = samples.get(f"{owner}.logits")
         if pi is not None:
             posterior[f"{owner}_sorted"] = pi.sort(-1, descending=True).values
             posterior[f"{owner}_effective"] = torch.special.entr(pi).sum(-1).exp()
-    invariants = compute_invariant_samples(fit.network, fit.samples)
+    invariants = compute_invariant_samples(network, samples)
     posterior |= {name.replace(" ", "_"): value for name, value in invariants.items()}
-    if fit.log_likelihoods is not None:
-        posterior["log_evidence"] = fit.log_likelihoods.sum(-1)
+    if log_likelihoods is not None:
+        posterior["log_evidence"] = log_likelihoods.sum(-1)
     return posterior
 
 
 def _sample_predictive(
-    fit: Fit[Any], data: Batch, observed: Mapping[str, Tensor | None], predictive_draws: int
+    network: Network,
+    samples: Mapping[str, Tensor],
+    data: Batch,
+    observed: Mapping[str, Tensor | None],
+    predictive_draws: int,
 ) -> dict[str, NDArray[Any]]:
     """Sample replicated observations from evenly spaced draws of each chain, `[chain, draw, sentence, ...]`."""
-    chains, count = next(iter(fit.samples.values())).shape[:2]
+    chains, count = next(iter(samples.values())).shape[:2]
     idx = torch.linspace(0, count - 1, min(count, max(1, predictive_draws // chains))).round().long()
-    sets = samples_to_parameters(fit.network, {name: value[:, idx] for name, value in fit.samples.items()})
+    sets = samples_to_parameters(network, {name: value[:, idx] for name, value in samples.items()})
     networks: list[Network] = [
-        fit.network.with_parameters({name: value[k] for name, value in sets.items()}) for k in range(chains * len(idx))
+        network.with_parameters({name: value[k] for name, value in sets.items()}) for k in range(chains * len(idx))
     ]
     rows: dict[str, list[NDArray[Any]]] = {name: [] for name in data.evidence}
     for values in replicate(networks, data, len(networks)):

@@ -1,16 +1,14 @@
 """Comparison of the heads of two fits, or of two draws. Heads have no names: they are matched by responsibilities.
 
-`compare_heads` compares two fits. `align_heads` brings the heads of all posterior draws into one order.
+`match_heads` matches the heads of two fits. `align_heads` brings the heads of all posterior draws into one order.
 """
 
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,13 +16,12 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from bnet_transformer._core.results import SavedResult
-from bnet_transformer._core.stats import MAX_KHAT, MIN_INTERVAL_COUNT, permutation_p, studentised_interval
+from bnet_transformer._core.stats import MIN_INTERVAL_COUNT, permutation_p, studentised_interval
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
-from bnet_transformer.learning.fit.arviz_groups import leave_one_out
 from bnet_transformer.learning.fit.heads import (
     cosine_matrix,
     find_selectors,
@@ -37,10 +34,7 @@ from bnet_transformer.learning.fit.objective import FitObjective
 if TYPE_CHECKING:
     import pandas as pd
 
-    from bnet_transformer.learning.fit.result import Fit
-
 RESAMPLES = 2000  # of the p value and the interval of a gain
-LEAVE_ONE_OUT = "leave-one-out (PSIS, az.loo)"
 MATCHING_SENTENCES = 200  # the number of sentences whose responsibilities match heads
 
 
@@ -131,58 +125,6 @@ def match_heads(overlap: Tensor) -> tuple[int, ...]:
     return tuple(match.get(row, -1) for row in range(len(overlap)))
 
 
-def compare_heads(
-    first: Fit[Any], second: Fit[Any], data: object, selector: str | None, selector_spec: NodeSpec
-) -> Comparison:
-    """Compare two fits by their responsibilities, their heads, and the log likelihood of each sentence."""
-    fits = first, second
-    if data is not None:
-        corpora = [fit._read_data(data) for fit in fits]
-    else:
-        corpora = [*get_shared_data(first.data, second.data)]
-    a, b = (f.responsibilities(corpus, selector=selector) for f, corpus in zip(fits, corpora, strict=True))
-    if a.shape[:-1] != b.shape[:-1]:
-        actual = f"responsibilities of shape {tuple(a.shape)} and {tuple(b.shape)}"
-        expected = "selectors of the same kind: both with one draw per sentence, or both with one draw per word"
-        raise BNetError("compare", expected=expected, actual=actual, hint="Pass selector=")
-    heads_a, heads_b = first.heads_of(selector), second.heads_of(selector)
-    named, notes = {"this fit": first, "the other fit": second}, list[str]()
-    if data is None and can_leave_one_out(fits):
-        criterion, (densities, notes) = LEAVE_ONE_OUT, estimate_leave_one_out(named)
-    else:
-        criterion = "log likelihood of " + ("the training data" if data is None else "the given data")
-        densities = [fit.log_likelihood(corpus).double() for fit, corpus in zip(fits, corpora, strict=True)]
-    check_densities([*named], densities)
-    from sklearn.metrics import adjusted_rand_score  # slow to import
-
-    present = get_present_words(selector_spec, corpora[0])
-    match = match_heads(overlap := count_overlap(a.double(), b.double(), present))
-    top_heads = [probs.argmax(-1) if present is None else probs.argmax(-1)[present] for probs in (a, b)]
-    labels = [label.flatten().cpu().numpy() for label in top_heads]
-    return Comparison(
-        match,
-        overlap,
-        float(adjusted_rand_score(*labels)),
-        *paired_difference(*densities),
-        {k: _matched_cosines(v, heads_b.A[k], match) for k, v in heads_a.A.items() if k in heads_b.A},
-        {k: _matched_cosines(v, heads_b.OV[k], match) for k, v in heads_a.OV.items() if k in heads_b.OV},
-        criterion,
-        (*notes, *collect_notes(named)),
-        *(estimate_gain_uncertainty(*densities) if data is not None or criterion == LEAVE_ONE_OUT else (None, None)),
-    )
-
-
-def get_shared_data(first: Batch | None, second: Batch | None) -> tuple[Batch, Batch]:
-    """Return the training sentences of two fits; raise an error if they differ."""
-    if first is None or second is None:
-        expected = "data to compare on, because a net or a loaded fit does not contain its training data"
-        raise BNetError("data", expected=expected, hint="Pass data=")
-    if not first.equals(second):
-        expected = "two fits of the same sentences in the same order"
-        raise BNetError("compare", expected=expected, hint="Pass data= to compare on other sentences")
-    return first, second
-
-
 def paired_difference(a: Tensor, b: Tensor) -> tuple[float, float]:
     """Compute the mean over sentences of `a - b` and its standard error.
 
@@ -206,54 +148,6 @@ def estimate_gain_uncertainty(a: Tensor, b: Tensor) -> tuple[tuple[float, float]
     return (float(low[0]), float(high[0])), float(p[0])
 
 
-def can_leave_one_out(fits: Sequence[Fit[Any]]) -> bool:
-    """Return True if all fits have log likelihoods of draws and ArviZ is installed."""
-    return find_spec("arviz") is not None and all(fit.log_likelihoods is not None for fit in fits)
-
-
-def estimate_leave_one_out(fits: Mapping[str, Fit[Any]]) -> tuple[list[Tensor], list[str]]:
-    """Estimate the leave-one-out log predictive densities of fits, `[sentence]`, from draws from the posterior.
-
-    Args:
-        fits: The fits, by their names in messages.
-
-    Returns:
-        The densities of each fit, and notes on sentences for which they are unreliable.
-
-    Raises:
-        BNetError: If the draws of a fit are not draws from the posterior, or give a sentence the probability 0.
-    """
-    densities, notes = [], []
-    for name, fit in fits.items():
-        # The weights of PSIS-LOO are those of draws from the posterior. Draws from a guide need others, and their
-        # Pareto k-hat does not show it.
-        if not fit.has_posterior_draws:
-            expected = "draws from the posterior for leave-one-out cross-validation: those of NUTS, or reweighted draws"
-            hint = "Compare on held-out sentences (data=, or held_out= of bt.fit_heads), or fit with method=bt.NUTS() "
-            hint += "or with a bt.Laplace() whose draws are reweighted (k-hat below 0.7)"
-            actual = f"method={fit.method!r}, {fit.approximate}"
-            raise BNetError(name, expected=expected, actual=actual, hint=hint)
-        likelihoods = fit.log_likelihoods
-        assert likelihoods is not None
-        is_impossible = ~(likelihoods > LOG_ZERO / 2)  # also NaN
-        if bool(is_impossible.any()):
-            actual = f"{int(is_impossible.any(-1).sum()):,} draws in which a sentence has none"
-            expected = "draws in which each training sentence has a finite log likelihood"
-            hint = "Compare on held-out sentences: data="
-            raise BNetError(name, expected=expected, actual=actual, hint=hint)
-        density, khats = leave_one_out(fit)
-        if bool((~density.isfinite()).any()):
-            hint = "Its draws predict too differently for importance sampling: pass held-out sentences as data="
-            raise BNetError(name, expected="finite leave-one-out densities of all sentences", hint=hint)
-        densities.append(density)
-        limit = min(1 - 1 / math.log10(max(likelihoods[..., 0].numel(), 11)), MAX_KHAT)  # Vehtari et al. 2024
-        if count := int((~(khats <= limit)).sum()):
-            notes.append(
-                f"{name}: leave-one-out is unreliable for {count:,} sentences (Pareto k-hat above {limit:.2f})"
-            )
-    return densities, notes
-
-
 def check_densities(names: Sequence[str], densities: Sequence[Tensor]) -> None:
     """Raise an error if a log density is NaN, or all fits give some sentence the probability 0."""
     for name, row in zip(names, densities, strict=True):
@@ -265,17 +159,7 @@ def check_densities(names: Sequence[str], densities: Sequence[Tensor]) -> None:
         raise BNetError("compare", expected=expected, hint="Use a prior=, which leaves no probability 0")
 
 
-def collect_notes(fits: Mapping[str, Fit[Any]]) -> list[str]:
-    """Collect what a reader of a comparison must know of the fits, by their names in messages."""
-    notes = []
-    for name, fit in fits.items():
-        notes += [f"{name}: not converged"] if fit.converged is False else []
-        notes += [f"{name}: interrupted"] if not fit.finished else []
-        notes += [f"{name}: {note}" for note in fit.notes]
-    return notes
-
-
-def _matched_cosines(a: Tensor, b: Tensor, match: tuple[int, ...]) -> Tensor:
+def matched_cosines(a: Tensor, b: Tensor, match: tuple[int, ...]) -> Tensor:
     """Compute the cosine of each head's matrix with that of its match, `[head]`; NaN for a head without a match."""
     same = a.shape[1:] == b.shape[1:]
     table = cosine_matrix(a, b.to(a.dtype)) if same else a.new_full((len(a), len(b)), torch.nan)

@@ -1,4 +1,4 @@
-"""`Fit.from_pyro`: a fit from samples, a guide or a kernel that the user ran in Pyro on `net.pyro()`.
+"""`fit_from_pyro`: a fit from samples, a guide or a kernel that the user ran in Pyro on `net.pyro()`.
 
 The steps are: samples of sites, samples of parameters, alignment of the heads, `Fit`.
 """
@@ -6,9 +6,9 @@ The steps are: samples of sites, samples of parameters, alignment of the heads, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pyro.poutine as poutine
 import torch
@@ -22,7 +22,7 @@ from bnet_transformer._core.stats import effective_sample_size, resample
 from bnet_transformer._core.tensors import fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel, check_probabilities
 from bnet_transformer.data import read_batch
-from bnet_transformer.declare import Network
+from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.learning.fit.adam import replace_learned
 from bnet_transformer.learning.fit.comparison import align_heads
@@ -35,6 +35,7 @@ from bnet_transformer.learning.fit.heads import (
 from bnet_transformer.learning.fit.methods import analyse_choices
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.learning.fit.result import Fit
+from bnet_transformer.learning.training import N
 
 MIN_EFFECTIVE_DRAWS = 20.0  # fewer effective draws raise a warning
 RESULT_FORMS = "pyro.infer.MCMC or Importance after its run, a mapping from site to samples, or a guide"
@@ -52,17 +53,56 @@ class SiteSamples:
 
 
 def fit_from_pyro(
-    network: Network,
+    net: N,
     data: object,
     result: object,
-    sites: Mapping[str, str] | None,
-    arguments: tuple[object, ...],
-    num_samples: int,
-    missing: bool,
-    budget: int,
-    seed: int,
-) -> Fit[Network]:
-    """Create a fit from a result of Pyro. The arguments are those of `Fit.from_pyro`."""
+    *,
+    sites: Mapping[str, str] | None = None,
+    arguments: tuple[object, ...] = (),
+    num_samples: int = 500,
+    missing: bool = False,
+    budget: int = 2**16,
+    seed: int = 0,
+) -> Fit[N]:
+    """Create a fit from a result of Pyro: your own model, guide or kernel on `net.pyro()`.
+
+    A site belongs to a parameter if it has the name of the parameter (`"W_v_0.values"`), this name with `_` for `.`
+    (`"W_v_0_values"`), or the name that `net.pyro()` gives to a table (`"theta_c"` for `"c.logits"`). Samples of
+    tables are probabilities. Parameters without a site keep their value in the net. Sites of choices, such as
+    `"c"`, are ignored: given the parameters, the fit sums choices out exactly. Exchangeable heads are ordered as in
+    the most likely draw, as for NUTS.
+
+    Args:
+        net: The net whose `net.pyro()` was fitted.
+        data: The sentences and their observations, in the forms of `bt.fit`.
+        result: One of: `pyro.infer.MCMC` after its run; samples by site, `[draw, *shape]` or
+            `[chain, draw, *shape]`; a guide, which is sampled `num_samples` times (a guide of Delta sites, such as
+            `AutoDelta`, gives a point); `pyro.infer.Importance` after its run, whose weighted draws are resampled
+            systematically to `num_samples`.
+        sites: A mapping from site to parameter, for sites with other names.
+        arguments: The arguments of a guide.
+        num_samples: The number of draws from a guide, or of resampling.
+        missing: True treats a word whose numbers are all NaN as not observed.
+        budget: The maximum number of joint states of the choices of a sentence that are summed.
+        seed: The seed of the draws from a guide and of resampling.
+
+    Returns:
+        The fit, with `method="pyro"`. `approximate` describes what is not exact, and `effective_sample_size` is
+        that of weighted draws.
+
+    Raises:
+        BNetError: If a site or its values do not match the net; the error lists near names.
+
+    >>> import torch
+    >>> import bnet_transformer as bt
+    >>> net = bt.bayesuvius(4, heads=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2), prior=1.0)
+    >>> data = [("the cat", "cat the"), ("cat the", "the cat")]
+    >>> draws = torch.distributions.Dirichlet(torch.ones(2)).sample((100,))
+    >>> f = bt.fit_from_pyro(net, data, {"theta_c": draws})
+    >>> f.samples["c.logits"].shape
+    torch.Size([1, 100, 2])
+    """
+    network = as_network(net)
     network.check_single_dtype()
     corpus = read_batch(network, data, missing=missing)
     seed, num_samples = check_seed(seed), check_int("num_samples", num_samples)
@@ -84,8 +124,11 @@ def fit_from_pyro(
             density = log_likelihoods(objective, corpus, samples_to_parameters(network, samples)).sum(1).reshape(shape)
             samples, matched = align_heads(objective, corpus, samples, density)
         shown = find_representative(network, samples)
+    fitted_net: Any = replace_learned(network, shown)
+    if not isinstance(net, Network):
+        fitted_net = cast(Callable[[Network], Any], type(net))(fitted_net)
     return Fit(
-        replace_learned(network, shown),
+        fitted_net,
         "pyro",
         len(corpus),
         "nothing",

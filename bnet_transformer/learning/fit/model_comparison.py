@@ -20,19 +20,19 @@ from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.fit.comparison import (
-    LEAVE_ONE_OUT,
-    can_leave_one_out,
-    check_densities,
-    collect_notes,
-    estimate_leave_one_out,
-    get_shared_data,
-    paired_difference,
-)
+from bnet_transformer.learning.fit.comparison import check_densities, paired_difference
 from bnet_transformer.learning.fit.diagnostics import count_free
 from bnet_transformer.learning.fit.heads import DEAD_USAGE, find_selectors, occupancy
 from bnet_transformer.learning.fit.methods import fit as fit_net
-from bnet_transformer.learning.fit.result import Fit, as_fit
+from bnet_transformer.learning.fit.result import (
+    LEAVE_ONE_OUT,
+    Fit,
+    as_fit,
+    can_leave_one_out,
+    collect_notes,
+    estimate_leave_one_out,
+    get_shared_data,
+)
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,11 +7,12 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, cast
+from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch import Tensor
@@ -30,8 +31,19 @@ from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.declare import Network, NodeSpec, as_network, io
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.elimination import compute_posterior
-from bnet_transformer.learning.fit import arviz_groups, heads as heads
-from bnet_transformer.learning.fit.comparison import Comparison, compare_heads
+from bnet_transformer.inference.factors import LOG_ZERO
+from bnet_transformer.learning.fit import heads as heads
+from bnet_transformer.learning.fit.arviz_groups import leave_one_out, to_arviz
+from bnet_transformer.learning.fit.comparison import (
+    Comparison,
+    check_densities,
+    count_overlap,
+    estimate_gain_uncertainty,
+    get_present_words,
+    match_heads,
+    matched_cosines,
+    paired_difference,
+)
 from bnet_transformer.learning.fit.diagnostics import describe_rhat
 from bnet_transformer.learning.fit.heads import Heads, find_selectors, occupancy, samples_to_parameters
 from bnet_transformer.learning.fit.objective import LOG_EVIDENCE, FitObjective, select_learnable
@@ -46,6 +58,7 @@ if TYPE_CHECKING:
 MAX_POSTERIOR_DRAWS = 100  # a prediction, responsibility or likelihood is the mean over at most this many draws
 SENTENCES_PER_PART = 1024
 NET_CLASSES = Network.__name__, "BNet"  # the nets of a fit, which `build_object` builds from a file
+LEAVE_ONE_OUT = "leave-one-out (PSIS, az.loo)"
 MISSING_OPTION = "bt.fit(..., missing=True)"  # queries treat NaN as the fit does
 FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save wrote"
 HEADER_FIELDS = (
@@ -135,65 +148,6 @@ class Fit(Generic[N]):
     log_marginal_likelihood: float | None = field(default=None, repr=False)
     log_marginal_likelihood_error: float | None = field(default=None, repr=False)
     _likelihood_cache: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
-
-    @classmethod
-    def from_pyro(
-        cls,
-        net: N,
-        data: object,
-        result: object,
-        *,
-        sites: Mapping[str, str] | None = None,
-        arguments: tuple[object, ...] = (),
-        num_samples: int = 500,
-        missing: bool = False,
-        budget: int = 2**16,
-        seed: int = 0,
-    ) -> Fit[N]:
-        """Create a fit from a result of Pyro: your own model, guide or kernel on `net.pyro()`.
-
-        A site belongs to a parameter if it has the name of the parameter (`"W_v_0.values"`), this name with `_` for `.`
-        (`"W_v_0_values"`), or the name that `net.pyro()` gives to a table (`"theta_c"` for `"c.logits"`). Samples of
-        tables are probabilities. Parameters without a site keep their value in the net. Sites of choices, such as
-        `"c"`, are ignored: given the parameters, the fit sums choices out exactly. Exchangeable heads are ordered as in
-        the most likely draw, as for NUTS.
-
-        Args:
-            net: The net whose `net.pyro()` was fitted.
-            data: The sentences and their observations, in the forms of `bt.fit`.
-            result: One of: `pyro.infer.MCMC` after its run; samples by site, `[draw, *shape]` or
-                `[chain, draw, *shape]`; a guide, which is sampled `num_samples` times (a guide of Delta sites, such as
-                `AutoDelta`, gives a point); `pyro.infer.Importance` after its run, whose weighted draws are resampled
-                systematically to `num_samples`.
-            sites: A mapping from site to parameter, for sites with other names.
-            arguments: The arguments of a guide.
-            num_samples: The number of draws from a guide, or of resampling.
-            missing: True treats a word whose numbers are all NaN as not observed.
-            budget: The maximum number of joint states of the choices of a sentence that are summed.
-            seed: The seed of the draws from a guide and of resampling.
-
-        Returns:
-            The fit, with `method="pyro"`. `approximate` describes what is not exact, and `effective_sample_size` is
-            that of weighted draws.
-
-        Raises:
-            BNetError: If a site or its values do not match the net; the error lists near names.
-
-        >>> import torch
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(4, heads=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2), prior=1.0)
-        >>> data = [("the cat", "cat the"), ("cat the", "the cat")]
-        >>> draws = torch.distributions.Dirichlet(torch.ones(2)).sample((100,))
-        >>> f = bt.Fit.from_pyro(net, data, {"theta_c": draws})
-        >>> f.samples["c.logits"].shape
-        torch.Size([1, 100, 2])
-        """
-        from bnet_transformer.learning.fit.from_pyro import fit_from_pyro
-
-        network = as_network(net)
-        fitted = fit_from_pyro(network, data, result, sites, arguments, num_samples, missing, budget, seed)
-        fitted_net = fitted.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(fitted.net)
-        return replace(fitted, net=fitted_net)  # type: ignore[return-value]
 
     @property
     def network(self) -> Network:
@@ -476,7 +430,7 @@ class Fit(Generic[N]):
             BNetError: If the fits have no common data, their selectors do not correspond, a log likelihood is not
                 finite in both fits, or without `data` the samples of a fit are not draws from the posterior.
         """
-        return compare_heads(self, as_fit(other), data, selector, self._find_selector(selector))
+        return _compare_heads(self, as_fit(other), data, selector, self._find_selector(selector))
 
     @translate_memory_errors("to_arviz")
     def to_arviz(self, *, predictive_draws: int = 100) -> az.InferenceData:
@@ -497,8 +451,12 @@ class Fit(Generic[N]):
         Raises:
             BNetError: If the fit has no samples, or ArviZ is not installed.
         """
-        result: az.InferenceData = arviz_groups.to_arviz(
-            self, check_int("predictive_draws", predictive_draws, minimum=0)
+        draws = check_int("predictive_draws", predictive_draws, minimum=0)
+        if not self.samples:
+            hint = "Fit with method='svi' or 'nuts'"
+            raise BNetError("to_arviz", expected="a fit with samples", actual=self.method, hint=hint)
+        result: az.InferenceData = to_arviz(
+            self.network, self.samples, self.log_likelihoods, self.statistics, self.data, draws
         )
         return result
 
@@ -634,6 +592,116 @@ def as_fit(value: Any) -> Fit[Any]:
     if not isinstance(getattr(value, "network", value), Network):
         raise BNetError("compare", expected="a Fit, or a net", actual=value)
     return Fit(value, "none", 0, "nothing")
+
+
+def _compare_heads(
+    first: Fit[Any], second: Fit[Any], data: object, selector: str | None, selector_spec: NodeSpec
+) -> Comparison:
+    """Compare two fits by their responsibilities, their heads, and the log likelihood of each sentence."""
+    fits = first, second
+    if data is not None:
+        corpora = [fit._read_data(data) for fit in fits]
+    else:
+        corpora = [*get_shared_data(first.data, second.data)]
+    a, b = (f.responsibilities(corpus, selector=selector) for f, corpus in zip(fits, corpora, strict=True))
+    if a.shape[:-1] != b.shape[:-1]:
+        actual = f"responsibilities of shape {tuple(a.shape)} and {tuple(b.shape)}"
+        expected = "selectors of the same kind: both with one draw per sentence, or both with one draw per word"
+        raise BNetError("compare", expected=expected, actual=actual, hint="Pass selector=")
+    heads_a, heads_b = first.heads_of(selector), second.heads_of(selector)
+    named, notes = {"this fit": first, "the other fit": second}, list[str]()
+    if data is None and can_leave_one_out(fits):
+        criterion, (densities, notes) = LEAVE_ONE_OUT, estimate_leave_one_out(named)
+    else:
+        criterion = "log likelihood of " + ("the training data" if data is None else "the given data")
+        densities = [fit.log_likelihood(corpus).double() for fit, corpus in zip(fits, corpora, strict=True)]
+    check_densities([*named], densities)
+    from sklearn.metrics import adjusted_rand_score  # slow to import
+
+    present = get_present_words(selector_spec, corpora[0])
+    match = match_heads(overlap := count_overlap(a.double(), b.double(), present))
+    top_heads = [probs.argmax(-1) if present is None else probs.argmax(-1)[present] for probs in (a, b)]
+    labels = [label.flatten().cpu().numpy() for label in top_heads]
+    return Comparison(
+        match,
+        overlap,
+        float(adjusted_rand_score(*labels)),
+        *paired_difference(*densities),
+        {k: matched_cosines(v, heads_b.A[k], match) for k, v in heads_a.A.items() if k in heads_b.A},
+        {k: matched_cosines(v, heads_b.OV[k], match) for k, v in heads_a.OV.items() if k in heads_b.OV},
+        criterion,
+        (*notes, *collect_notes(named)),
+        *(estimate_gain_uncertainty(*densities) if data is not None or criterion == LEAVE_ONE_OUT else (None, None)),
+    )
+
+
+def get_shared_data(first: Batch | None, second: Batch | None) -> tuple[Batch, Batch]:
+    """Return the training sentences of two fits; raise an error if they differ."""
+    if first is None or second is None:
+        expected = "data to compare on, because a net or a loaded fit does not contain its training data"
+        raise BNetError("data", expected=expected, hint="Pass data=")
+    if not first.equals(second):
+        expected = "two fits of the same sentences in the same order"
+        raise BNetError("compare", expected=expected, hint="Pass data= to compare on other sentences")
+    return first, second
+
+
+def can_leave_one_out(fits: Sequence[Fit[Any]]) -> bool:
+    """Return True if all fits have log likelihoods of draws and ArviZ is installed."""
+    return find_spec("arviz") is not None and all(fit.log_likelihoods is not None for fit in fits)
+
+
+def estimate_leave_one_out(fits: Mapping[str, Fit[Any]]) -> tuple[list[Tensor], list[str]]:
+    """Estimate the leave-one-out log predictive densities of fits, `[sentence]`, from draws from the posterior.
+
+    Args:
+        fits: The fits, by their names in messages.
+
+    Returns:
+        The densities of each fit, and notes on sentences for which they are unreliable.
+
+    Raises:
+        BNetError: If the draws of a fit are not draws from the posterior, or give a sentence the probability 0.
+    """
+    densities, notes = [], []
+    for name, fit in fits.items():
+        # The weights of PSIS-LOO are those of draws from the posterior. Draws from a guide need others, and their
+        # Pareto k-hat does not show it.
+        if not fit.has_posterior_draws:
+            expected = "draws from the posterior for leave-one-out cross-validation: those of NUTS, or reweighted draws"
+            hint = "Compare on held-out sentences (data=, or held_out= of bt.fit_heads), or fit with method=bt.NUTS() "
+            hint += "or with a bt.Laplace() whose draws are reweighted (k-hat below 0.7)"
+            actual = f"method={fit.method!r}, {fit.approximate}"
+            raise BNetError(name, expected=expected, actual=actual, hint=hint)
+        likelihoods = fit.log_likelihoods
+        assert likelihoods is not None
+        is_impossible = ~(likelihoods > LOG_ZERO / 2)  # also NaN
+        if bool(is_impossible.any()):
+            actual = f"{int(is_impossible.any(-1).sum()):,} draws in which a sentence has none"
+            expected = "draws in which each training sentence has a finite log likelihood"
+            hint = "Compare on held-out sentences: data="
+            raise BNetError(name, expected=expected, actual=actual, hint=hint)
+        density, khats = leave_one_out(fit.network, fit.samples, likelihoods)
+        if bool((~density.isfinite()).any()):
+            hint = "Its draws predict too differently for importance sampling: pass held-out sentences as data="
+            raise BNetError(name, expected="finite leave-one-out densities of all sentences", hint=hint)
+        densities.append(density)
+        limit = min(1 - 1 / math.log10(max(likelihoods[..., 0].numel(), 11)), MAX_KHAT)  # Vehtari et al. 2024
+        if count := int((~(khats <= limit)).sum()):
+            notes.append(
+                f"{name}: leave-one-out is unreliable for {count:,} sentences (Pareto k-hat above {limit:.2f})"
+            )
+    return densities, notes
+
+
+def collect_notes(fits: Mapping[str, Fit[Any]]) -> list[str]:
+    """Collect what a reader of a comparison must know of the fits, by their names in messages."""
+    notes = []
+    for name, fit in fits.items():
+        notes += [f"{name}: not converged"] if fit.converged is False else []
+        notes += [f"{name}: interrupted"] if not fit.finished else []
+        notes += [f"{name}: {note}" for note in fit.notes]
+    return notes
 
 
 def is_fit(path: str | os.PathLike[str]) -> bool:
