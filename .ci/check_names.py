@@ -36,7 +36,7 @@ ALLOWED = {
 ALLOWED_IN = {
     "bnet_transformer/cli/questions.py": {"ask"},  # a command
     "bnet_transformer/serve/server.py": {"connection_made", "connection_lost"},  # methods of asyncio.Protocol
-    "bnet_transformer/tpm/roots.py": {"wide"},  # a field of Patches, stored in saved nets
+    "bnet_transformer/tpm/base.py": {"wide"},  # a field of Patches, stored in saved nets
 }
 JAVASCRIPT = frozenset(("forEach", "some"))  # methods of JavaScript's arrays
 FOLDERS = ("bnet_transformer", "tests", "benchmarks", "experiments", "docs/scripts", "notebooks", ".ci")

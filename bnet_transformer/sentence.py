@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 from torch.distributions import Distribution
@@ -20,6 +20,7 @@ from bnet_transformer.attention.tan import classify_slice, tan_tree
 from bnet_transformer.bridges.networkx import MAX_ARROWS, sentence_to_networkx
 from bnet_transformer.bridges.pgmpy import to_bif, to_pgmpy
 from bnet_transformer.data.encode import merge_assignments
+from bnet_transformer.declare import Network
 from bnet_transformer.drawing import PathLike
 from bnet_transformer.errors import BNetError
 from bnet_transformer.explanation import explain_query
@@ -47,8 +48,16 @@ if TYPE_CHECKING:
     import networkx as nx
     from pgmpy.models import DiscreteBayesianNetwork
 
-    from bnet_transformer.bnet import BNet
     from bnet_transformer.page.widget import Widget
+
+
+class Net(Protocol):
+    """What a sentence knows of its net, a `BNet`, whose module imports this one."""
+
+    network: Network
+
+    def sentence(self, sentence: object = None) -> Sentence:
+        """Return the bnet of another sentence."""
 
 
 @translate_memory_errors_of_methods
@@ -68,7 +77,7 @@ class Sentence(StructureQueries):
     (['W_q_0', 'x_0_2'], torch.Size([8]))
     """
 
-    def __init__(self, net: BNet, state: SentenceState) -> None:
+    def __init__(self, net: Net, state: SentenceState) -> None:
         self.net = net
         self.state = state
 

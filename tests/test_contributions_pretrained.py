@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.graph.transformer_lens import get_attention_name
+from bnet_transformer.graph.template_graph import get_attention_name
 from bnet_transformer.interventions.cells import find_attention_groups
 from bnet_transformer.pretrained import from_pretrained
 from tests.cases import close

@@ -30,6 +30,7 @@ from bnet_transformer.cli.inputs import TextSource
 from bnet_transformer.cli.learning import read_examples
 from bnet_transformer.data.dataset import map_tokens
 from bnet_transformer.declare import io as store
+from bnet_transformer.learning.fit import result as _  # noqa: F401  # `bt.load` imports it, which executes code
 from tests.file_helpers import assert_same
 
 # guarded execution

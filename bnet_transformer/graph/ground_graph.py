@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from bnet_transformer._core.naming import SLICE, WORD, Reach, join_name, split_pattern
 from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError
-from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, TemplateGraph
-from bnet_transformer.graph.transformer_lens import unknown_node_error
+from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, TemplateGraph, unknown_node_error
 
 MAX_NODES = 2**40
 NO_WORD = np.zeros(1, dtype=np.int64)  # the word index of a node without words

@@ -17,7 +17,7 @@ from bnet_transformer._core.tensors import BoolArray, IntArray
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup, find_family
-from bnet_transformer.graph.transformer_lens import get_attention_name, unknown_node_error
+from bnet_transformer.graph.template_graph import get_attention_name, unknown_node_error
 from bnet_transformer.interventions.edges import EdgeStructure, WriterUnit
 from bnet_transformer.interventions.examples import Examples
 from bnet_transformer.interventions.sweep_results import CellGrid

@@ -23,7 +23,7 @@ from bnet_transformer.data.encode import encode_value, to_reals
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import NOT_GIVEN, BNetError, UnknownNameError, UnsupportedError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
-from bnet_transformer.graph.transformer_lens import get_attention_name
+from bnet_transformer.graph.template_graph import get_attention_name
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.posteriors import joint_state_probs
 from bnet_transformer.interventions.cells import find_attention_groups

@@ -21,7 +21,7 @@ from bnet_transformer.tpm.attention import (
     Rotary,
     Score,
 )
-from bnet_transformer.tpm.base import TPM, EvalContext, Parameter, Parent, Product
+from bnet_transformer.tpm.base import TPM, EvalContext, Parameter, Parent, Patches, Product
 from bnet_transformer.tpm.deterministic import (
     Activation,
     Add,
@@ -39,7 +39,7 @@ from bnet_transformer.tpm.deterministic import (
     Scale,
 )
 from bnet_transformer.tpm.random import Categorical, Codebook, Normal, Select
-from bnet_transformer.tpm.roots import Embed, Given, Patches, Positions, Sinusoid, Start, Weight
+from bnet_transformer.tpm.roots import Embed, Given, Positions, Sinusoid, Start, Weight
 from bnet_transformer.tpm.table import Table
 from bnet_transformer.tpm.volume_preserving import Cayley, Skew, Triangular
 

@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import numpy as np
 import torch
@@ -30,10 +30,6 @@ from bnet_transformer._core.naming import Reach
 from bnet_transformer._core.tensors import copy_to_tensor, to_tuples
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm.symbols import Symbols
-
-if TYPE_CHECKING:
-    from bnet_transformer.tpm.roots import Patches
-
 
 # --------------------------------------------------------------------------------------------------------------------
 # Checks of the options of TPMs. The annotations of the fields contain them: `dim: Annotated[int, check_int]`.
@@ -707,3 +703,80 @@ def check_shape(subject: str, shape: object) -> Shape:
     values = shape.tolist() if isinstance(shape, np.ndarray) else shape
     sizes = values if isinstance(values, Sequence) and not isinstance(values, str) else (values,)
     return tuple(check_int(subject, size) for size in sizes)
+
+
+@final
+@dataclass(frozen=True)
+class Patches(CheckedDataclass):
+    """The division of an image `[channel, row, column]` into words: patches, row by row.
+
+    Word 0 is the class token `[CLS]`, with an input of zeros. Rows and columns at the end that do not fill a patch are
+    dropped.
+
+    Args:
+        channels: The number of channels of the image.
+        rows: The number of rows of the image, in pixels.
+        columns: The number of columns of the image, in pixels.
+        high: The number of rows of a patch, in pixels.
+        wide: The number of columns of a patch, in pixels.
+
+    >>> Patches(channels=3, rows=8, columns=8, high=4, wide=4).tokens
+    ('[CLS]', '0,0', '0,1', '1,0', '1,1')
+    """
+
+    channels: Annotated[int, check_int]
+    rows: Annotated[int, check_int]
+    columns: Annotated[int, check_int]
+    high: Annotated[int, check_int]
+    wide: Annotated[int, check_int]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.high > self.rows or self.wide > self.columns:
+            expected = f"at most the size of the image, {self.rows} x {self.columns}"
+            raise BNetError("patches", expected=expected, actual=f"{self.high} x {self.wide}")
+
+    @property
+    def num_patch_rows(self) -> int:
+        """The number of rows of patches."""
+        return self.rows // self.high
+
+    @property
+    def num_patch_columns(self) -> int:
+        """The number of columns of patches."""
+        return self.columns // self.wide
+
+    @property
+    def words(self) -> int:
+        """The number of words of an image: the class token and the patches."""
+        return 1 + self.num_patch_rows * self.num_patch_columns
+
+    @property
+    def features(self) -> int:
+        """The number of features of a patch."""
+        return self.channels * self.high * self.wide
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The names of the words: `[CLS]`, then `row,column` of each patch."""
+        return ("[CLS]", *(f"{i},{j}" for i in range(self.num_patch_rows) for j in range(self.num_patch_columns)))
+
+    def patchify(self, image: Tensor) -> Tensor:
+        """The words of an image.
+
+        Args:
+            image: The image, `[channel, row, column]`.
+
+        Returns:
+            The words, `[word, feature]`; the features of a patch are in the order channel, row, column.
+
+        Raises:
+            BNetError: If the image has another shape.
+        """
+        shape = (self.channels, self.rows, self.columns)
+        if tuple(image.shape) != shape:
+            raise BNetError("image", expected=f"[channel, row, column] of shape {shape}", actual=tuple(image.shape))
+        cropped = image[:, : self.num_patch_rows * self.high, : self.num_patch_columns * self.wide]
+        patches = cropped.unfold(1, self.high, self.high).unfold(2, self.wide, self.wide)
+        words = patches.permute(1, 2, 0, 3, 4).reshape(-1, self.features)
+        return torch.cat([words.new_zeros(1, self.features), words])
