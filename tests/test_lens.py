@@ -12,7 +12,7 @@ import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer.errors import format_count
 from bnet_transformer.residual_stream import TunedLens
-from bnet_transformer.residual_stream.lens import DivergenceFrom, entropy, find_lens_path
+from bnet_transformer.residual_stream.lens_path import DivergenceFrom, entropy, find_lens_path
 from tests.cases import CASES, close, get_case, jitter
 from tests.test_plots import HOSTILE, get_cells, get_ticks, render
 

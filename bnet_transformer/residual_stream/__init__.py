@@ -5,8 +5,8 @@ collects the parts of the pass in a table of writers; or it passes forward, from
 `contributions` uses the pass back for a readout, with exact effects, and the pass forward for the values of all heads
 (paths of two) and for a query and its keys (scores). `results` has the tables, and the readouts.
 
-Lenses: `lens` finds the states and the readout and applies the readout to every state, and `tuned_lens` fits the affine
-maps that correct early states.
+Lenses: `lens_path` finds the states and the readout, `lens` applies the readout to every state, and `tuned_lens` fits
+the affine maps that correct early states.
 """
 
 from bnet_transformer.residual_stream.lens import Lens, compute_lens

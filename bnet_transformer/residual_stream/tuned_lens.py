@@ -25,7 +25,7 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.residual_stream.lens import (
+from bnet_transformer.residual_stream.lens_path import (
     DivergenceFrom,
     LensPath,
     compute_log_probs,
