@@ -270,7 +270,7 @@ def draw(drawn: Any, suffix: str, **options: Any) -> bytes:
     """The bytes of a figure; of a page without style and script."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"figure.{suffix}"
-        drawn.draw(path, **options)
+        bt.draw(drawn, path, **options)
         found = path.read_bytes()
     pattern = rb'<script id="bnet-\w+" type="[^"]*">.*?</script>'
     return b"".join(re.findall(pattern, found, re.DOTALL)) if suffix == "html" else found
