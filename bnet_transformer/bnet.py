@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -476,14 +475,7 @@ def load(path: PathLike, *, trust: Collection[str] | bool = ()) -> Any:
         FileError: The file is missing, corrupt, of an unsupported version, of an unknown kind, or names a class that is
             not trusted.
     """
-    if is_result(path):
-        return load_result(path, trust)
-    from bnet_transformer.learning.fit import result as fits
-
-    if not fits.is_fit(path):
-        return BNet(io.load(path, trust=trust))
-    result: Any = fits.load(path, trust=trust)
-    return replace(result, net=BNet(result.network))
+    return load_result(path, trust) if is_result(path) else BNet(io.load(path, trust=trust))
 
 
 def from_pgmpy(model: DiscreteBayesianNetwork, *, roles: Roles = None, learnable: bool = False) -> BNet:

@@ -23,7 +23,7 @@ def inclusion() -> Result:
     """Compute the table of all 72 heads."""
     result, seconds = _fit_jointly(LEARNED)
     summary = (
-        f"{result.summary}: all slices at once, by variational inference, on the first {LEARNED} of the 200 sentences "
+        f"{result.caption}: all slices at once, by variational inference, on the first {LEARNED} of the 200 sentences "
         f"of tests/sentences.txt. `rho` is the share of sentences in which a head is active; `log_bayes` is the log "
         f"Bayes factor for `rho` free against `rho = 0`, an approximation, `error` its Monte Carlo error only; "
         f"importance and ablation are in nats per sentence. The computation, including these two measures, took "

@@ -317,7 +317,7 @@ def test_checks_draw_from_the_fitted_tables_and_not_from_their_prior(prior):
     assert abs(result.mean["square"] - expected) < 4 * result.spread["square"] / 10
     assert result.spread["square"] < expected / 2
     shifted = fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12)).check((x, 9 * means[0]), draws=4)
-    assert shifted.p["variance"] == 0.0 and len(shifted.to_dataframe()) == 3 and "<div>" in shifted._repr_html_()
+    assert shifted.p["variance"] == 0.0 and len(shifted.to_dataframe()) == 3 and "<p>" in shifted._repr_html_()
 
 
 # data

@@ -350,9 +350,9 @@ def test_chains_that_disagree_give_no_interval():
     f = inclusion(net, x, method="gibbs", rounds=8)
     f = replace(f, rhat=torch.tensor([[1.0, 1.05], [1.2, 1.0]]))
     assert f.low.isnan().tolist() == f.high.isnan().tolist() == [[False, False], [True, False]]
-    assert "for 1 head" in f.summary and not f.mean.isnan().any()
+    assert "for 1 head" in f.caption and not f.mean.isnan().any()
     svi = inclusion(net, x, method="svi", rounds=3)
-    assert bool(svi.low.isnan().all() and svi.high.isnan().all()) and "without intervals" in svi.summary
+    assert bool(svi.low.isnan().all() and svi.high.isnan().all()) and "without intervals" in svi.caption
     assert "Monte Carlo error" in str(svi) and "Monte Carlo error" not in str(f)  # it omits the bias of svi
 
 

@@ -4,11 +4,15 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import importlib
 import io
 import json
+import pkgutil
 import random
 import re
+import tarfile
 import typing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +23,7 @@ from safetensors.torch import save_file
 
 import bnet_transformer as bt
 from bnet_transformer._core import files, results
-from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.results import Result
 from bnet_transformer.attention import damage, learn_tan
 from bnet_transformer.declare import Network, io as net_files
 from bnet_transformer.learning.calibration import Calibration
@@ -188,12 +192,35 @@ def test_the_plot_of_a_loaded_result_is_that_of_the_saved_one(kind, tmp_path):
     assert render(bt.load(tmp_path / "result.safetensors")) == render(build(kind))
 
 
-def test_the_table_has_every_kind_of_result():
-    results._import_results()
-    kinds = [codec.kind for codec in results._CODECS.values() if issubclass(codec.kind, SavedResult)]
-    kinds = [kind for kind in kinds if kind.__module__.startswith("bnet_transformer")]
+def iter_classes(kind):
+    """Yield all subclasses of a class."""
+    for part in kind.__subclasses__():
+        yield part
+        yield from iter_classes(part)
+
+
+def test_the_tables_have_every_kind_of_result():
+    for info in pkgutil.walk_packages(bt.__path__, "bnet_transformer."):
+        if not info.name.endswith("__main__"):
+            importlib.import_module(info.name)
+    kinds = {kind for kind in iter_classes(Result) if kind.__module__.startswith("bnet_transformer.")}
+    known = {results.find_class(name, "") for names in results.RESULTS.values() for name in names}
     bases = {base for kind in kinds for base in kind.__mro__[1:]}
-    assert {kind.__name__ for kind in kinds if kind not in bases} | {"Fit"} == set(KINDS)
+    assert kinds - bases == known and {kind.__name__ for kind in known} == set(KINDS)
+
+
+def test_files_of_version_0_1_are_read(tmp_path):
+    """The archive has a file of each kind of result, which the code of version 0.1 wrote."""
+    with tarfile.open(Path(__file__).with_name("results_of_0_1.tar.xz")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    paths = {path.stem: path for path in tmp_path.glob("*.safetensors")}
+    assert set(KINDS) <= set(paths)
+    for kind, path in paths.items():
+        loaded = bt.load(path)
+        assert_frame_equal(loaded.to_dataframe(), bt.load(path).to_dataframe())
+        assert type(loaded).__name__ == kind.rstrip("3") and loaded._repr_html_()
+        loaded.save(tmp_path / "again")
+        assert_same(loaded, bt.load(tmp_path / "again"))
 
 
 @pytest.mark.slow
@@ -282,13 +309,12 @@ def test_a_value_of_another_type_is_refused_or_shown(count, kind, tmp_path):
     """The checksum of the changed file is valid: loading it raises an error, or all of its forms work."""
     path = tmp_path / "result.safetensors"
     header, tensors = read_parts(kind, path)
-    key = "told" if kind == "Fit" else "content"
-    paths = list(iter_leaves(header[key]))
+    paths = list(iter_leaves(header["content"]))
     for keys in random.Random(kind).sample(paths, min(count, len(paths))):
         for value in WRONG_VALUES:
-            changed = replace_leaf(header[key], keys, value)
+            changed = replace_leaf(header["content"], keys, value)
             if changed is not None:
-                write(path, header, tensors, **{key: changed})
+                write(path, header, tensors, content=changed)
                 assert_refused_or_shown(path)
 
 
@@ -359,14 +385,13 @@ def test_an_integer_is_a_float_only_if_a_float_represents_it(tmp_path):
 
 def test_the_shapes_of_every_result_name_its_arrays():
     """A new array of a result is checked when its file is read."""
-    results._import_results()
-    for codec in results._CODECS.values():
-        if codec.types is None and dataclasses.is_dataclass(codec.kind):
-            hints = typing.get_type_hints(codec.kind)
-            names = {field.name for field in dataclasses.fields(codec.kind) if field.init}
+    for name in results.MODULES:
+        kind = results.find_class(name, "")
+        if issubclass(kind, Result):
+            hints = typing.get_type_hints(kind)
+            names = {field.name for field in dataclasses.fields(kind) if field.init}
             arrays = {name for name in names if "Tensor" in str(hints[name]) or "ndarray" in str(hints[name])}
-            if issubclass(codec.kind, SavedResult):
-                assert arrays <= set(re.findall(r"\w+", codec.kind._shapes)), codec.kind
+            assert arrays <= set(re.findall(r"\w+", kind._shapes)), kind
 
 
 def test_results_of_a_net_in_bfloat16_are_loaded(tmp_path):
@@ -409,12 +434,10 @@ def test_a_tensor_of_another_dtype_or_shape_is_refused_or_shown(count, kind, tmp
                 assert_refused_or_shown(path, f"{name} {changed.dtype} {tuple(changed.shape)}")
 
 
-def test_a_fit_in_a_file_has_no_other_class_of_nets():
-    from bnet_transformer.learning.fit import result
-
-    fields = {**result._to_fields(fit()), "net": "Samples"}
-    with pytest.raises(bt.BNetError, match=r"a class of nets.*Samples"):
-        result._from_fields(fields, ())
+def test_a_fit_in_a_file_has_no_other_class_of_nets(tmp_path):
+    dataclasses.replace(fit(), net=build("Samples")).save(tmp_path / "a")
+    with pytest.raises(bt.FileError, match=r"a net.*draws"):
+        bt.load(tmp_path / "a")
 
 
 def test_damaged_and_foreign_files_raise_errors(tmp_path):
@@ -475,12 +498,11 @@ class Values(dict):
 
 
 def test_a_name_in_a_file_means_one_class():
-    duplicate = type("Sweep", (), {"__module__": "another.module"})
-    with pytest.raises(bt.BNetError, match=r"another name.*another\.module\.Sweep"):
-        results.stored_class(duplicate)
-    assert results._find_codec("Sweep", "").kind is bt.interventions.sweep_results.Sweep
+    duplicate = dataclasses.make_dataclass("Sweep", [])
+    with pytest.raises(bt.BNetError, match="a file can store"):
+        dataclasses.replace(build("Check"), readout=duplicate()).save("a")
     with pytest.raises(bt.FileError, match="Sweep") as error:
-        results._find_codec("Oracle", "")
+        results.find_class("Oracle", "")
     assert not {"CellResult", "ComparableResult", "HeadTable"} & {*error.value.allowed.split(", ")}
 
 

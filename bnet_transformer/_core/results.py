@@ -10,14 +10,26 @@ import inspect
 import json
 import math
 import os
-import pkgutil
 import re
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from html import escape
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import numpy as np
 import torch
+from safetensors.torch import load
 from torch import Size, Tensor
 
 from bnet_transformer._core.files import (
@@ -31,8 +43,13 @@ from bnet_transformer._core.files import (
     wrap_read_errors,
     write_tensors,
 )
+from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer._core.tokens import Labels, Token
 from bnet_transformer.errors import BNetError, FileError, format_value
+
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 # --------------------------------------------------------------------------------------------------------------------
 # Python values as JSON data that restores them: tuples, lists, mappings, and floats that are not finite.
@@ -326,42 +343,91 @@ def _format_type(annotation: object) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The file of a result: a safetensors file with its tensors, and with all its other values as JSON in the header.
+# Results and their files: a safetensors file with its tensors, and with all its other values as JSON in the header.
 #
-# A class of results inherits from `SavedResult`, which registers it. A class that is a part of results is registered by
-# `stored_class`, and a class that is not restored from its fields by `register_codec`. A file is data: only registered
-# classes are built, from the names in the file, and no code is stored. An object of a registered class is
-# `{"class": name, "fields": {...}}`; its second occurrence is `{"same": number}`, with the objects of the file counted
-# in the order in which they are complete. A tensor is `{"tensor": name}`, an array of numpy `{"array": name}`.
+# A class of results inherits from `Result`. A file is data: only the classes of `RESULTS` and `PARTS` are built, from
+# the
+# names in the file, and no code is stored. An object of such a class is `{"class": name, "fields": {...}}`; its second
+# occurrence is `{"same": number}`, with the objects of the file counted in the order in which they are complete. A
+# tensor
+# is `{"tensor": name}`, an array of numpy `{"array": name}`.
+#
+# The stored fields are those of the dataclass; `register_codec` is for a class that is not restored from its fields.
 
 
-FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer result", 1, "a result that save wrote"
-PACKAGES = "attention", "cost", "inference", "interventions", "learning", "programs", "residual_stream"
 Trust = Collection[str] | bool
 Fields = dict[str, Any]
-K = TypeVar("K", bound=type)
+FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer result", 1, "a result that save wrote"
+FIT_FORMAT = "bnet_transformer fit"  # of version 0.1, whose fits had a format of their own
+MAX_HTML_ROWS = 20
+RESULTS: Mapping[str, tuple[str, ...]] = {  # the module of each class of results
+    "bnet_transformer._core.result_comparison": ("ResultComparison",),
+    "bnet_transformer.attention.heads.head_roles": ("Roles",),
+    "bnet_transformer.attention.heads.head_tables": ("Damage", "Inclusion"),
+    "bnet_transformer.attention.rollout": ("Reads",),
+    "bnet_transformer.attention.tan": ("CorpusTan", "Tan", "TanTree"),
+    "bnet_transformer.cost.net_cost": ("Cost",),
+    "bnet_transformer.inference.group_posterior": ("GroupPosterior",),
+    "bnet_transformer.inference.ranked_states": ("RankedStates",),
+    "bnet_transformer.inference.sampling": ("Samples",),
+    "bnet_transformer.interventions.circuits.curves": ("FaithfulnessCurves",),
+    "bnet_transformer.interventions.circuits.hypothesis_tests": ("CircuitTests",),
+    "bnet_transformer.interventions.circuits.result": ("Circuit",),
+    "bnet_transformer.interventions.counterfactual": ("Counterfactual",),
+    "bnet_transformer.interventions.sweeps.calibration": ("EstimateCalibration",),
+    "bnet_transformer.interventions.sweeps.results": ("Mediation", "Sweep"),
+    "bnet_transformer.learning.calibration.result": ("Calibration",),
+    "bnet_transformer.learning.fit.comparison": ("Comparison",),
+    "bnet_transformer.learning.fit.head_summary": ("Heads",),
+    "bnet_transformer.learning.fit.model_comparison": ("ModelComparison",),
+    "bnet_transformer.learning.fit.predictive": ("Check",),
+    "bnet_transformer.learning.fit.result": ("Fit",),
+    "bnet_transformer.learning.training.generated": ("Generated",),
+    "bnet_transformer.learning.training.loop": ("Trained",),
+    "bnet_transformer.programs.truth": ("TrueEdges",),
+    "bnet_transformer.residual_stream.lens": ("Lens",),
+    "bnet_transformer.residual_stream.results": ("Contributions", "PathContributions", "ScoreContributions"),
+    "bnet_transformer.residual_stream.tuned_lens": ("TunedLens",),
+}
+PARTS: Mapping[str, tuple[str, ...]] = {  # of other classes whose objects are parts of results
+    "bnet_transformer._core.saved_results": ("UnsavedFunction",),
+    "builtins": ("frozenset",),
+    "bnet_transformer.bnet": ("BNet",),
+    "bnet_transformer.cost.flop_counter": ("Polynomial",),
+    "bnet_transformer.cost.net_cost": ("SliceCost", "TemplateCost"),
+    "bnet_transformer.data.batch": ("Batch", "Evidence"),
+    "bnet_transformer.declare.io": ("Network",),
+    "bnet_transformer.graph.quotient": ("Quotient",),
+    "bnet_transformer.inference.ranked_states": ("GroupStates",),
+    "bnet_transformer.interventions.circuits.pairs": ("CircuitPairs",),
+    "bnet_transformer.interventions.sweeps.cell_result": ("CellGrid",),
+    "bnet_transformer.interventions.sweeps.examples": ("Examples",),
+    "bnet_transformer.reference.ground_model": ("GroundModel",),
+    "bnet_transformer.residual_stream.lens": ("LensReader",),
+    "bnet_transformer.residual_stream.results": ("ReadoutDirection",),
+    "bnet_transformer.residual_stream.writers": ("Writer",),
+}
+MODULES = {name: module for table in (RESULTS, PARTS) for module, names in table.items() for name in names}
 
 
 class Codec(NamedTuple):
     """How the objects of a class are stored: as fields of given types, from which they are built."""
 
-    kind: type
     to_fields: Callable[[Any], Fields]
     from_fields: Callable[[Fields, Trust], Any]
-    types: Mapping[str, Any] | None
+    types: Mapping[str, Any] | type
 
 
-_CODECS: dict[str, Codec] = {}
+_CODECS: dict[type, Codec] = {}  # of the classes that are not restored from their fields
 
 
-class SavedResult:
-    """The base class of results with a file; a subclass is a dataclass, and is registered by its name."""
+class Result:
+    """The base class of results: a dataclass that is saved, and shown as a caption, a table of numbers and notes."""
 
     _shapes: ClassVar[str] = ""  # the kinds and dims of its arrays and collections, as `check_shapes` reads them
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        register_codec(cls, lambda result: result._to_fields(), lambda fields, trust: cls._from_fields(fields))
+    _index: ClassVar[str] = ""  # the column that is the index of the data frame
+    _number_format: ClassVar[str] = "{:.3g}"
+    _max_rows: ClassVar[int | None] = MAX_HTML_ROWS  # in a notebook
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to one safetensors file, which `bt.load` reads.
@@ -383,6 +449,48 @@ class SavedResult:
         """
         save_result(self, path)
 
+    @property
+    def caption(self) -> str:
+        """The subject of the result, in one line."""
+        return repr(self).strip("<>")
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with a row for each part of the result; the class describes the columns."""
+        import pandas as pd
+
+        columns = {
+            name: to_numpy(value) if isinstance(value, Tensor) else value for name, value in self._get_columns().items()
+        }
+        frame = pd.DataFrame(columns)
+        return frame.set_index(self._index) if self._index in columns else frame
+
+    def _get_columns(self) -> Mapping[Any, Any]:
+        """The columns of the data frame."""
+        raise NotImplementedError
+
+    def _get_shown_frame(self) -> pd.DataFrame:
+        """The rows of the data frame that are shown, in the order in which a reader looks for them."""
+        return self.to_dataframe()
+
+    def _get_notes(self) -> Sequence[str]:
+        """What a reader of the result must know."""
+        return getattr(self, "notes", ())
+
+    def _repr_html_(self) -> str:
+        """The caption, the first rows of the table, and the notes as HTML."""
+        frame = self._get_shown_frame()
+        shown, options = frame.iloc[: self._max_rows], {"max_cols": self._max_rows, "na_rep": ""}
+        table = shown.to_html(index=_has_index(frame), float_format=self._number_format.format, **options)
+        more = f"<p>The first {len(shown)} of {len(frame):,}.</p>" if len(shown) < len(frame) else ""
+        notes = "".join(f"<li>{escape(note)}</li>" for note in self._get_notes())
+        return f"<p>{escape(self.caption)}</p>{table}{more}" + (f"<ul>{notes}</ul>" if notes else "")
+
+    def _format_text(self) -> str:
+        """The caption, the table and the notes as text."""
+        frame = self._get_shown_frame()
+        table = frame.to_string(index=_has_index(frame), float_format=self._number_format.format)
+        return "\n".join([self.caption, table, *(f"note: {note}" for note in self._get_notes())])
+
     def _to_fields(self) -> Fields:
         """The values that the file stores, by field."""
         return get_fields(self)
@@ -391,6 +499,11 @@ class SavedResult:
     def _from_fields(cls, fields: Fields) -> Any:
         """The result of the values in a file."""
         return cls(**fields)
+
+
+def _has_index(frame: pd.DataFrame) -> bool:
+    """Whether the index of a data frame has a meaning."""
+    return frame.index.names != [None] or frame.index.inferred_type not in ("integer", "empty")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -429,38 +542,17 @@ def register_codec(
     kind: type,
     to_fields: Callable[[Any], Fields],
     from_fields: Callable[[Fields, Trust], Any],
-    types: Mapping[str, Any] | None = None,
+    types: Mapping[str, Any],
 ) -> None:
-    """Register how the objects of a class are stored and built.
+    """Register how the objects of a class are stored that are not restored from their fields.
 
     Args:
         kind: The class; its name is that in files.
         to_fields: Returns the values that the file stores, by name.
         from_fields: Builds the object of these values, and of the classes that the reader trusts.
-        types: The type of each stored value, by name, which is checked before the object is built. None for a dataclass
-            whose stored values are its fields: their annotations.
-
-    Raises:
-        BNetError: A class of another module has this name.
+        types: The type of each stored value, by name, which is checked before the object is built.
     """
-    registered = _CODECS[kind.__name__].kind if kind.__name__ in _CODECS else kind
-    if registered.__module__ != kind.__module__:  # a file contains the name only
-        expected = f"a class with another name than that of {registered.__module__}"
-        raise BNetError("class of results", expected=expected, actual=f"{kind.__module__}.{kind.__name__}")
-    _CODECS[kind.__name__] = Codec(kind, to_fields, from_fields, types)
-
-
-def stored_class(kind: K) -> K:
-    """Register a dataclass whose objects are parts of results.
-
-    Args:
-        kind: The dataclass.
-
-    Returns:
-        The same class.
-    """
-    register_codec(kind, get_fields, lambda fields, trust: kind(**fields))
-    return kind
+    _CODECS[kind] = Codec(to_fields, from_fields, types)
 
 
 def get_fields(value: Any) -> Fields:
@@ -474,12 +566,6 @@ register_codec(
     lambda fields, trust: frozenset(fields["entries"]),
     {"entries": list[Any]},
 )
-stored_class(UnsavedFunction)
-
-
-def build_object(name: str, argument: object) -> Any:
-    """An object of a registered class from one positional argument, such as a `BNet` from its network."""
-    return _find_codec(name, "object").kind(argument)
 
 
 def save_result(result: object, path: str | os.PathLike[str]) -> None:
@@ -500,12 +586,14 @@ def save_result(result: object, path: str | os.PathLike[str]) -> None:
 
 def is_result(path: str | os.PathLike[str]) -> bool:
     """True for a file that `save_result` wrote; `load_result` reports other defects of the file."""
-    return has_format(path, FILE_DESCRIPTION, FORMAT)
+    return any(has_format(path, FILE_DESCRIPTION, name) for name in (FORMAT, FIT_FORMAT))
 
 
 def read_field_names(path: str | os.PathLike[str]) -> tuple[str, tuple[str, ...]]:
     """The kind of a result in a file, and the names of its fields, without its tensors."""
     source = as_path(path)
+    if has_format(source, FILE_DESCRIPTION, FIT_FORMAT):
+        return "Fit", ("net",)
     with open_safetensors(source, FILE_DESCRIPTION) as file:
         header = read_header(source, file, FILE_DESCRIPTION, FORMAT, VERSION)
         return str(header["kind"]), tuple(header["content"]["fields"])
@@ -526,9 +614,29 @@ def load_result(path: str | os.PathLike[str], trust: Trust = (), description: st
         FileError: The file is no result, is damaged, of a newer version or of an unknown kind.
     """
     source = as_path(path)
-    header, tensors = read_tensors(source, description, FORMAT, VERSION)
+    is_first_fit = has_format(source, description, FIT_FORMAT)
+    header, tensors = read_tensors(source, description, FIT_FORMAT if is_first_fit else FORMAT, VERSION)
     with wrap_read_errors(source, description):
-        return _ResultReader(tensors, trust).decode(header["content"], str(source))
+        content = _convert_first_fit(header, tensors, "BNet") if is_first_fit else header["content"]
+        return _ResultReader(tensors, trust).decode(content, str(source))
+
+
+def _convert_first_fit(header: Mapping[str, Any], tensors: dict[str, Tensor], net: str) -> Any:
+    """The content that `save` writes today of a fit of version 0.1, whose net has this class."""
+    parts: dict[str, Any] = {name: [] for name in ("samples", "statistics", "choices")}
+    for name in tensors:
+        part, _, key = name.partition("/")
+        if key:
+            parts[part].append([key, {"tensor": name}])
+    network = {"class": "Network", "fields": {"file": {"tensor": "net"}}}
+    renamed = {"judged_on": "evaluated_on", "judged_by": "criterion"}
+    fields = {renamed.get(name, name): value for name, value in header["told"].items()}
+    fields |= {name: {"dict": pairs} for name, pairs in parts.items()}
+    fields["net"] = network if net == "Network" else {"class": net, "fields": {"network": network}}
+    fields["bounds"] = tensors["bounds"].tolist()
+    fields["measured"] = [[int(step), int(restart), score] for step, restart, score in tensors["measured"].tolist()]
+    fields["known_likelihoods"] = {"tensor": "log_likelihoods"} if "log_likelihoods" in tensors else None
+    return {"class": "Fit", "fields": fields}
 
 
 class _ResultWriter:
@@ -552,13 +660,12 @@ class _ResultWriter:
         if id(value) in self._objects:
             return {"same": self._objects[id(value)][0]}
         name = type(value).__name__
-        codec = _CODECS.get(name)
-        if codec is None or codec.kind is not type(value):
+        if name not in MODULES or find_class(name, location) is not type(value):
             if not inspect.isroutine(value):  # another callable can contain data, such as a module with weights
                 allowed = "tensors, arrays, collections, strings, numbers, None, and objects of registered classes"
                 raise BNetError(location, expected="a value that a file can store", actual=value, allowed=allowed)
             return self._encode_object(UnsavedFunction(value.__name__, get_parameter_names(value)), location)
-        parts = codec.to_fields(value).items()
+        parts = _get_codec(type(value)).to_fields(value).items()
         fields = {key: self.encode(part, f"{location}.{key}") for key, part in parts}
         self._objects[id(value)] = len(self._objects), value
         return {"class": name, "fields": fields}
@@ -594,10 +701,13 @@ class _ResultReader:
             case {"same": int(number), **rest} if not rest and 0 <= number < len(self._objects):
                 return self._objects[number]
             case {"class": str(name), "fields": dict(parts), **rest} if not rest:
-                codec = _find_codec(name, location)
+                kind = find_class(name, location)
+                if name == "Fit" and "file" in parts:
+                    return self._decode_first_fit(parts, location)
+                codec = _get_codec(kind)
                 fields = {key: self.decode(part, f"{location}: {name}.{key}") for key, part in parts.items()}
-                check_field_types(codec.types or codec.kind, fields, f"{location}: {name}")
-                check_shapes(getattr(codec.kind, "_shapes", ""), fields, f"{location}: {name}")
+                check_field_types(codec.types, fields, f"{location}: {name}")
+                check_shapes(getattr(kind, "_shapes", ""), fields, f"{location}: {name}")
                 try:
                     self._objects.append(codec.from_fields(fields, self.trust))
                 except FileError as error:  # of a file within this file, which has a temporary path
@@ -605,22 +715,28 @@ class _ResultReader:
                 return self._objects[-1]
         raise FileError(location, expected="a tensor, an array, or an object of a registered class", actual=data)
 
+    def _decode_first_fit(self, parts: Mapping[str, Any], location: str) -> Any:
+        """A fit in a result of version 0.1: the bytes of its file, and the class of its net."""
+        content = self.tensors[parts["file"]["tensor"]].numpy().tobytes()
+        end = 8 + int.from_bytes(content[:8], "little")
+        header, tensors = json.loads(json.loads(content[8:end])["__metadata__"][METADATA_KEY]), load(content)
+        data = _convert_first_fit(header, tensors, parts["net"])
+        self._objects.append(_ResultReader(tensors, self.trust).decode(data, f"{location}: Fit"))
+        return self._objects[-1]
 
-def _find_codec(name: str, location: str) -> Codec:
-    """The codec of a class; the modules with results are imported if the class is not known yet."""
-    if name not in _CODECS:
-        _import_results()
-    if name not in _CODECS:
+
+def find_class(name: str, location: str) -> type:
+    """The class of a name in a file; its module is imported."""
+    if name not in MODULES:
         hint = "If a newer version of bnet_transformer wrote the file, update with pip install --upgrade"
-        kinds = {key: codec.kind for key, codec in _CODECS.items() if issubclass(codec.kind, SavedResult)}
-        known = ", ".join(sorted(key for key, kind in kinds.items() if not kind.__subclasses__()))
+        known = ", ".join(sorted(name for names in RESULTS.values() for name in names))
         raise FileError(location, expected="a known kind of result", actual=name, allowed=known, hint=hint)
-    return _CODECS[name]
+    kind: type = getattr(importlib.import_module(MODULES[name]), name)
+    return kind
 
 
-def _import_results() -> None:
-    """Import all modules with classes of results, which registers the classes."""
-    for package in PACKAGES:
-        module = importlib.import_module(f"bnet_transformer.{package}")
-        for info in pkgutil.walk_packages(module.__path__, f"{module.__name__}."):
-            importlib.import_module(info.name)
+def _get_codec(kind: Any) -> Codec:
+    """How the objects of a class are stored: by default as their fields."""
+    if issubclass(kind, Result):
+        return Codec(kind._to_fields, lambda fields, trust: kind._from_fields(fields), kind)
+    return _CODECS.get(kind) or Codec(get_fields, lambda fields, trust: kind(**fields), kind)

@@ -8,7 +8,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +16,8 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
 from bnet_transformer._core.files import compute_digest
-from bnet_transformer._core.results import SavedResult
-from bnet_transformer._core.tensors import FloatArray, to_numpy
+from bnet_transformer._core.results import Result
+from bnet_transformer._core.tensors import FloatArray
 from bnet_transformer._core.tokens import get_raw
 from bnet_transformer.errors import BNetError
 
@@ -187,7 +186,7 @@ def studentised_interval(
 
 
 MIN_INTERVAL_COUNT = 10  # with fewer sentences the intervals are too narrow (docs/results.md)
-MAX_HTML_ROWS = 12
+TOP_COUNT = 12
 LEVEL = 0.05  # of the adjusted p values in summaries
 MARKERS = re.compile(r"^##|[ĠĊ▁\s]")  # of word pieces, of byte-level vocabularies and of SentencePiece
 UNKNOWN_TOKENS = re.compile(r"\[unk\]|<unk>|[^\x00-\x7f]")  # tokenizers change characters outside of ASCII
@@ -225,7 +224,7 @@ class SentenceValues:
         return np.stack([self.values, scale]).astype(np.float64)
 
 
-class ComparableResult(SavedResult):
+class ComparableResult(Result):
     """The base class of results that `compare` compares with each other."""
 
     @abstractmethod
@@ -302,7 +301,7 @@ class ComparableResult(SavedResult):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ResultComparison(SavedResult):
+class ResultComparison(Result):
     """The result of `a.compare(b)`: the difference of two results of one kind, a minus b, in each cell.
 
     p values and intervals are about sentences: whether the difference would remain on other sentences of the same kind.
@@ -371,7 +370,7 @@ class ResultComparison(SavedResult):
         order = self.adjusted_p.argsort(stable=True).tolist()
         return tuple(self.cells[k] for k in order if self.adjusted_p[k] <= level)
 
-    def top(self, count: int = MAX_HTML_ROWS) -> list[tuple[str, float]]:
+    def top(self, count: int = TOP_COUNT) -> list[tuple[str, float]]:
         """The cells with the largest absolute differences.
 
         Args:
@@ -388,17 +387,14 @@ class ResultComparison(SavedResult):
         order: list[int] = self.difference.abs().nan_to_num(-1.0).argsort(descending=True, stable=True).tolist()
         return order
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each cell: both estimates, their difference, its interval and p values."""
-        import pandas as pd
-
-        frame = pd.DataFrame({"name": self.cells, **self.columns})
+    def _get_columns(self) -> Mapping[str, Any]:
         numbers = {"first": self.first, "second": self.second, "difference": self.difference}
         numbers |= {"low": self.low, "high": self.high, "p": self.p, "adjusted p": self.adjusted_p}  # type: ignore[dict-item]
-        return frame.assign(**{key: to_numpy(value) for key, value in numbers.items() if value is not None})
+        parts = {"name": self.cells, **self.columns}
+        return parts | {key: value for key, value in numbers.items() if value is not None}
 
     @property
-    def summary(self) -> str:
+    def caption(self) -> str:
         """The quantity, the sentences and the test, in one line."""
         first, second = self.examples
         counts = f"{first} paired sentence{'s' * (first != 1)}" if self.paired else f"{first} and {second} sentences"
@@ -418,14 +414,10 @@ class ResultComparison(SavedResult):
 
     def __repr__(self) -> str:
         best = "".join(f"; largest {name} {value:+.3g}" for name, value in self.top(1))
-        return f"<ResultComparison of {self.summary}{best}>"
+        return f"<ResultComparison of {self.caption}{best}>"
 
-    def _repr_html_(self) -> str:
-        """The summary, the cells with the largest differences, and the notes as HTML."""
-        frame = self.to_dataframe().iloc[self._rank_cells()[:MAX_HTML_ROWS]]
-        table = frame.to_html(index=False, float_format="{:.3g}".format, na_rep="")
-        notes = "".join(f"<li>{escape(note)}</li>" for note in self.notes)
-        return f"<p>{escape(self.summary)}</p>{table}<ul>{notes}</ul>"
+    def _get_shown_frame(self) -> pd.DataFrame:
+        return self.to_dataframe().iloc[self._rank_cells()]
 
 
 def _check_same(first: SentenceValues, second: SentenceValues) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import html
 import itertools
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -17,7 +15,7 @@ from bnet_transformer._core.checks import check_choice, check_float, check_int, 
 from bnet_transformer._core.distributed import DistributedContext, distributed_context
 from bnet_transformer._core.files import derive_seed
 from bnet_transformer._core.process import check_memory, translate_memory_errors
-from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.results import Result
 from bnet_transformer._core.stats import ComparableResult, SentenceValues, digest_words
 from bnet_transformer._core.tensors import enable_gradients, to_numpy
 from bnet_transformer.attention.gates import (
@@ -79,17 +77,11 @@ def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(shares, -1), (1 - rho.double()).prod(-1).mean(0)
 
 
-class HeadTable(ComparableResult, ABC):
+class HeadTable(ComparableResult):
     """A result about heads, which is displayed as a one-line summary and a table with one row for each head."""
 
-    @property
-    @abstractmethod
-    def summary(self) -> str:
-        """The subject and the method, in one line."""
-
-    @abstractmethod
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return all values, in rows."""
+    _number_format = "{:.3f}"
+    _max_rows = None
 
     def by_head(self) -> pd.DataFrame:
         """Return one row for each head."""
@@ -111,12 +103,10 @@ class HeadTable(ComparableResult, ABC):
         return table.assign(**{name: to_numpy(getattr(self, name).flatten()) for name in arrays})
 
     def __str__(self) -> str:
-        return f"{self.summary}\n{self.by_head().to_string(index=False, float_format='{:.3f}'.format)}"
+        return self._format_text()
 
-    def _repr_html_(self) -> str:
-        """Return the summary and the table of heads as HTML."""
-        table = self.by_head().to_html(index=False, float_format="{:.3f}".format)
-        return f"<p>{html.escape(self.summary)}</p>{table}"
+    def _get_shown_frame(self) -> pd.DataFrame:
+        return self.by_head()
 
 
 def to_head_values(
@@ -361,7 +351,7 @@ class Inclusion(HeadTable):
             raise BNetError("compare", expected=expected, actual=other.sigma, hint=hint)
 
     @property
-    def summary(self) -> str:
+    def caption(self) -> str:
         """The subject and the method, in one line."""
         slices, heads = self.log_bayes.shape
         sigma = "" if self.sigma is None else f", sigma {self.sigma:.4g}"
@@ -380,7 +370,7 @@ class Inclusion(HeadTable):
 
 
 @dataclass(frozen=True)
-class Damage(SavedResult):
+class Damage(Result):
     """The loss of sentences when the heads with the lowest rank by a measure are off.
 
     The sentences may differ from those of the measures.
@@ -394,6 +384,7 @@ class Damage(SavedResult):
         order: For each measure all heads (slice, head), in ascending order.
     """
 
+    _index, _number_format, _max_rows = "heads off", "{:.3f}", None
     _shapes = "labels: {_} any @; values error: float64 *axes"
 
     axes: tuple[str, ...]
@@ -403,17 +394,14 @@ class Damage(SavedResult):
     sentences: int
     order: Mapping[str, tuple[tuple[int, int], ...]] = field(repr=False)
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each number of heads that are off, with one column for each measure."""
-        import pandas as pd
+    @property
+    def caption(self) -> str:
+        """The subject, in one line."""
+        return f"loss in nats by the number of heads that are off, {self.sentences:,} sentences"
 
+    def _get_columns(self) -> Mapping[str, Any]:
         measures, counts = (self.labels[axis] for axis in self.axes)
-        index = pd.Index([int(k) for k in counts], name="heads off")
-        return pd.DataFrame(to_numpy(self.values).T, index=index, columns=list(measures))
-
-    def _repr_html_(self) -> str:
-        """Return the table of losses as HTML."""
-        return str(self.to_dataframe().to_html(float_format="{:.3f}".format))
+        return {"heads off": [int(k) for k in counts], **dict(zip(measures, self.values, strict=True))}
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -522,14 +521,11 @@ class Roles(HeadTable):
         note = f"the estimates are means without the prior: alpha = {self.alpha:g} is not in them"
         return replace(values, notes=(note,), digests=self.digests)
 
-    def _repr_html_(self) -> str:
-        """Return the table of heads and the relations that are left out as HTML."""
-        reasons = ((html.escape(name), html.escape(reason)) for name, reason in self.left_out.items())
-        notes = (f"<p>The relation {name} is left out: {reason}.</p>" for name, reason in reasons)
-        return super()._repr_html_() + "".join(notes)
+    def _get_notes(self) -> Sequence[str]:
+        return [f"The relation {name} is left out: {reason}." for name, reason in self.left_out.items()]
 
     @property
-    def summary(self) -> str:
+    def caption(self) -> str:
         """The subject and the method, in one line."""
         slices, heads, _ = self.mean.shape
         names = list(dict.fromkeys(name for name in self.selectors if name))

@@ -13,7 +13,6 @@ import heapq
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -261,6 +260,7 @@ class Reads(ComparableResult):
         digest: A digest of the words of the sentence; empty if they are unknown.
     """
 
+    _number_format, _max_rows = "{:.3f}", None
     _shapes = (
         "tokens: any word; special: any word?; slices: any slice; choices: any state; weights: float state; matrix: "
         "float word word; attention: float state slice word word; head_entropies: float slice _ word; readable: bool "
@@ -360,18 +360,18 @@ class Reads(ComparableResult):
         shares = frame[["share"]].to_numpy()
         return SentenceValues("share of reads", cells, columns, shares, settings=settings, digests=(self.digest,))
 
-    def _repr_html_(self) -> str:
-        """Return the matrix as an HTML table."""
+    @property
+    def caption(self) -> str:
+        """The method, the slices and the head, in one line."""
+        return f"{self.method} over slices {list(self.slices)}, residual {self.residual:g}, {self.head}"
+
+    def _get_shown_frame(self) -> pd.DataFrame:
         import pandas as pd
 
         words = list(self.shown_words)
         tokens = [self.tokens[i] for i in words]
         frame = pd.DataFrame(to_numpy(self.matrix[words][:, words]), tokens, tokens)
-        if not self.has_special:
-            frame[SPECIAL_TOKENS] = to_numpy(self.special_mass[words])
-        table = frame.to_html(float_format="{:.3f}".format)
-        title = f"{self.method} over slices {list(self.slices)}, residual {self.residual:g}, {self.head}"
-        return f"<p>{escape(title)}</p>{table}"
+        return frame if self.has_special else frame.assign(**{SPECIAL_TOKENS: to_numpy(self.special_mass[words])})
 
 
 def compute_reads(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_choice, resolve_index
 from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.naming import WORD
-from bnet_transformer._core.results import SavedResult, stored_class
+from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import IntArray, to_numpy
 from bnet_transformer.attention.rollout import compute_reads
 from bnet_transformer.data.dataset import to_host
@@ -97,11 +96,9 @@ def _arborescence(table: NDArray[np.float64], root: int) -> NDArray[np.int64]:
 
 CLASS, OUTSIDE = "class", "(outside)"
 
-stored_class(Quotient)  # here, because its package does not import torch
-
 
 @dataclass(frozen=True)
-class Tan(SavedResult):
+class Tan(Result):
     """The structure of a slice that is shrunk to boxes, one of which is the class.
 
     `kind` is one of:
@@ -127,23 +124,20 @@ class Tan(SavedResult):
     missing: tuple[str, ...]
     quotient: Quotient = field(repr=False)
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each arrow between boxes, with its number of ground arrows."""
-        import pandas as pd
-
+    def _get_columns(self) -> Mapping[str, Any]:
         boxes = np.array(self.quotient.boxes, dtype=object)
         parents, children = self.quotient.arrows.T
-        return pd.DataFrame({"parent": boxes[parents], "child": boxes[children], "arrows": self.quotient.counts})
+        return {"parent": boxes[parents], "child": boxes[children], "arrows": self.quotient.counts}
 
-    def _repr_html_(self) -> str:
-        """Return the kind and the arrows between boxes as HTML."""
+    @property
+    def caption(self) -> str:
+        """The kind of the structure, in one line."""
         note = f"; with arrows to {', '.join(self.missing)} it would be: {self.nearly}" if self.missing else ""
-        title = f"{self.kind} (class {self.class_box}){note}"
-        return f"<p>{escape(title)}</p>{self.to_dataframe().to_html(index=False)}"
+        return f"{self.kind} (class {self.class_box}){note}"
 
 
 @dataclass(frozen=True)
-class TanTree(SavedResult):
+class TanTree(Result):
     """The maximum spanning arborescence of the attention of a slice: a TAN with the hidden state as class.
 
     Attributes:
@@ -165,19 +159,17 @@ class TanTree(SavedResult):
     slice: int
     head: str
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each word: its parent, and its attention to the parent."""
-        import pandas as pd
+    def _get_columns(self) -> Mapping[str, Any]:
+        parent_tokens = [self.tokens[parent] if parent >= 0 else "" for parent in self.parents]
+        return {"token": self.tokens, "parent": self.parents, "parent_token": parent_tokens, "share": self.weights}
 
-        tokens = list(self.tokens)
-        rows = zip(tokens, self.parents, self.weights, strict=True)
-        records = [(token, parent, tokens[parent] if parent >= 0 else "", share) for token, parent, share in rows]
-        return pd.DataFrame(records, columns=["token", "parent", "parent_token", "share"])
+    @property
+    def caption(self) -> str:
+        """The slice, the head and the share of the attention, in one line."""
+        return f"slice {self.slice}, {self.head}: {self.mass:.1%} of the attention between words is in the tree"
 
-    def _repr_html_(self) -> str:
-        """Return the tree as an HTML table."""
-        title = f"slice {self.slice}, {self.head}: {self.mass:.1%} of the attention between words is in the tree"
-        return f"<p>{escape(title)}</p>{self.to_dataframe().to_html()}"
+    def _get_shown_frame(self) -> pd.DataFrame:
+        return self.to_dataframe().rename_axis("word")
 
 
 def classify_slice(
@@ -313,7 +305,7 @@ MIN_SENTENCES_PER_STATE = 10  # sentences for each observed joint state, so that
 
 
 @dataclass(frozen=True)
-class CorpusTan(SavedResult):
+class CorpusTan(Result):
     """The tree of boxes with the maximum conditional mutual information given the class, over a corpus.
 
     Attributes:
@@ -347,23 +339,19 @@ class CorpusTan(SavedResult):
         counts = f"{self.sentences} sentences have {self.joint_states} joint states of the class and all boxes"
         return f"{counts}, and the estimate of the joint entropy requires {MIN_SENTENCES_PER_STATE} sentences for each"
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each box: its parent in the tree and their mutual information."""
-        import pandas as pd
+    def _get_columns(self) -> Mapping[str, Any]:
+        edges = [(i, p) for i, p in enumerate(self.parents)]
+        tables = {"information": self.information, "corrected": self.corrected}
+        columns = {name: [table[edge] if edge[1] >= 0 else 0.0 for edge in edges] for name, table in tables.items()}
+        return {"box": self.boxes, "parent": [self.boxes[p] if p >= 0 else "" for p in self.parents], **columns}
 
-        rows = [
-            (box, self.boxes[p], self.information[i, p], self.corrected[i, p]) if p >= 0 else (box, "", 0.0, 0.0)
-            for i, (box, p) in enumerate(zip(self.boxes, self.parents, strict=True))
-        ]
-        return pd.DataFrame(rows, columns=["box", "parent", "information", "corrected"])
-
-    def _repr_html_(self) -> str:
-        """Return the divergence and the tree as HTML."""
+    @property
+    def caption(self) -> str:
+        """The number of sentences and the divergence from the tree, in one line."""
         if self.divergence is None or self.divergence_corrected is None:
-            detail = f"no divergence from the TAN: {self.no_divergence_reason}"
-        else:
-            detail = f"{self.divergence:.3f} nats from the TAN ({self.divergence_corrected:.3f} corrected)"
-        return f"<p>{self.sentences} sentences; {detail}</p>{self.to_dataframe().to_html(index=False)}"
+            return f"{self.sentences} sentences; no divergence from the TAN: {self.no_divergence_reason}"
+        detail = f"{self.divergence:.3f} nats from the TAN ({self.divergence_corrected:.3f} corrected)"
+        return f"{self.sentences} sentences; {detail}"
 
 
 def learn_tan(classes: Sequence[int], codes: IntArray, boxes: Sequence[str]) -> CorpusTan:

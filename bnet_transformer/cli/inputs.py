@@ -145,7 +145,6 @@ def check_model(model: str) -> None:
     from bnet_transformer._core.files import open_safetensors, read_header
     from bnet_transformer._core.results import is_result
     from bnet_transformer.declare import io
-    from bnet_transformer.learning.fit.result import is_fit
     from bnet_transformer.pretrained.gguf import gguf_to_source, is_gguf
     from bnet_transformer.pretrained.source import PACKAGES, check_hub_id, find_package_path, folder_to_source
 
@@ -161,7 +160,7 @@ def check_model(model: str) -> None:
             from bnet_transformer.bnet import check_has_net
 
             check_has_net(path)
-        elif not is_fit(path):
+        else:
             with open_safetensors(path, io.EXPECTED) as file:
                 read_header(path, file, io.EXPECTED, io.FORMAT, io.VERSION)
     elif model.endswith((".safetensors", ".gguf")) or model.startswith((".", "/")):

@@ -412,12 +412,12 @@ def heads(
         columns = columns.rename(columns={"role": "reads", "mean": "share"})
         table = table.merge(columns, on=["slice", "head"], how="left")
     names = ("sentences", "method", "likelihood", "sigma", "interval")
-    document = {"summary": result.summary, **{name: getattr(result, name) for name in names}}
+    document = {"summary": result.caption, **{name: getattr(result, name) for name in names}}
     ranks = result.agreement()
     duplicates = None if result.interaction is None else result.duplicates()
     document |= {"table": result.to_dataframe(), "agreement": {name: dict(column) for name, column in ranks.items()}}
     document |= {"dead": result.dead, "duplicates": duplicates, "roles": by_head}
-    lines = [result.summary, *output.format_rows(table)]
+    lines = [result.caption, *output.format_rows(table)]
     if result.dead:
         lines.append("heads without effect: " + ", ".join(f"{result.slices[s]}_{h}" for s, h in result.dead))
     if duplicates:

@@ -18,7 +18,6 @@ from functools import cached_property
 
 from bnet_transformer._core.checks import check_int, check_names
 from bnet_transformer._core.naming import WORD
-from bnet_transformer._core.results import stored_class
 from bnet_transformer.compiler.fused import MAX_EXPLICIT_PAIRS
 from bnet_transformer.compiler.plan import Fold, Plan
 from bnet_transformer.declare import Network, NodeSpec
@@ -31,7 +30,6 @@ Dims = frozenset[object]
 NO_DIMS: Dims = frozenset()
 
 
-@stored_class
 @dataclass(frozen=True)
 class Polynomial:
     """A polynomial with integer coefficients.

@@ -14,7 +14,7 @@ from scipy.sparse.csgraph import csgraph_from_dense, dijkstra
 
 from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
-from bnet_transformer._core.results import SavedResult, stored_class
+from bnet_transformer._core.results import Result
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.module import find_output_groups, list_group_indices
 from bnet_transformer.compiler.plan import Plan, PlanRequest
@@ -231,7 +231,6 @@ def _longest_chain(reaches: Sequence[tuple[int, int, Reach]], n: int) -> int:
     return 1 + int(nx.dag_longest_path_length(graph))
 
 
-@stored_class
 @dataclass(frozen=True)
 class TemplateCost:
     """The cost of one template: all its nodes, heads and slices, for the batch.
@@ -267,7 +266,6 @@ class TemplateCost:
     value_bytes_in_words: Polynomial
 
 
-@stored_class
 @dataclass(frozen=True)
 class SliceCost:
     """The cost of the slices of one stack, compared with as many dense maps of all n d inputs to all n d outputs.
@@ -306,7 +304,7 @@ class SliceCost:
 
 
 @dataclass(frozen=True)
-class Cost(SavedResult):
+class Cost(Result):
     """The cost of a forward pass of the compiled net.
 
     FLOPs are those of matrix products, two for each multiplication with its addition; elementwise operations (sums,

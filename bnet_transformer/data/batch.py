@@ -11,7 +11,6 @@ from torch import Tensor
 
 from bnet_transformer._core.files import compute_digest
 from bnet_transformer._core.naming import Reach
-from bnet_transformer._core.results import stored_class
 from bnet_transformer.data.encode import WordEncoder, build_word_counter, encode_sentence, word_encoder
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
@@ -195,7 +194,6 @@ def infer_trainable_task(network: Network, *, is_generation: bool = False) -> Ta
 UNOBSERVED = -1
 
 
-@stored_class
 @dataclass(frozen=True)
 class Evidence:
     """The observed values of a node group.
@@ -220,7 +218,6 @@ class Evidence:
         return Evidence(fn(self.value), None if self.observed is None else fn(self.observed))
 
 
-@stored_class
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Sentences as tensors: the input of compiled modules, training, fits and head analyses.

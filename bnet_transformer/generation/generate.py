@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_mapping, check_seed
 from bnet_transformer._core.process import check_memory, translate_memory_errors
-from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import is_dense
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.data.batch import Task, check_has_words, infer_trainable_task
@@ -32,16 +31,12 @@ from bnet_transformer.graph import GroundGraph
 from bnet_transformer.inference import Samples
 from bnet_transformer.inference.sampling import count_words
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # The result of `generate`: the new words, their log probabilities, and the drawn states of choices.
 
 
 @dataclass(frozen=True)
-class Generated(SavedResult):
+class Generated(Result):
     """The new words after each prompt, without the stop word.
 
     Attributes:
@@ -71,18 +66,14 @@ class Generated(SavedResult):
     def __str__(self) -> str:
         return "\n".join(self.texts)
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each prompt, with the columns `text`, `words` (the number of new words) and `score`."""
-        import pandas as pd
+    @property
+    def caption(self) -> str:
+        """The number of texts, in one line."""
+        plural = "s" * (len(self.texts) != 1)
+        return f"{len(self.texts)} text{plural}, with the number of new words and their log probability"
 
-        return pd.DataFrame({"text": self.texts, "words": list(map(len, self.ids)), "score": self.scores})
-
-    def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{html.escape(text)}</td><td>{score:.4f}</td></tr>"
-            for text, score in zip(self.texts, self.scores, strict=True)
-        )
-        return f"<table><tr><th>words</th><th>log P</th></tr>{rows}</table>"
+    def _get_columns(self) -> Mapping[str, Any]:
+        return {"text": self.texts, "words": list(map(len, self.ids)), "score": self.scores}
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from html import escape
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -21,7 +20,7 @@ from torch.distributions import Categorical
 from bnet_transformer import reference
 from bnet_transformer._core.naming import EVERY_NODE, WORD, count_word_from_start, match_names
 from bnet_transformer._core.process import check_memory
-from bnet_transformer._core.results import SavedResult, stored_class
+from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer._core.tokens import distinguish, name_columns
 from bnet_transformer.data.checks import find_groups
@@ -487,7 +486,7 @@ def iter_arrow_weights(
 
 
 @dataclass(frozen=True)
-class GroupPosterior(SavedResult):
+class GroupPosterior(Result):
     """The posterior `P(node | evidence)` of each node of a discrete node group.
 
     Attributes:
@@ -534,9 +533,10 @@ class GroupPosterior(SavedResult):
         levels += [] if tokens is None else [pd.Series([tokens[k] for k in index[-1]], name="token", dtype=object)]
         return frame.set_index(levels)
 
-    def _repr_html_(self) -> str:
-        """The probabilities as an HTML table."""
-        return f"<p>P({escape(self.name)} | evidence)</p>{self.to_dataframe().head(20).to_html()}"
+    @property
+    def caption(self) -> str:
+        """The group of nodes, in one line."""
+        return f"P({self.name} | evidence)"
 
 
 def compute_group_posterior(state: SentenceState, query: Query, name: str) -> GroupPosterior:
@@ -605,7 +605,6 @@ UNKNOWN_STATE = -1
 MAX_SHOWN = 12  # states of a group in a text
 
 
-@stored_class
 @dataclass(frozen=True)
 class GroupStates:
     """The states of one node group in each of the k best joint states.
@@ -647,7 +646,7 @@ class GroupStates:
 
 
 @dataclass(frozen=True)
-class RankedStates(SavedResult):
+class RankedStates(Result):
     """The k most probable joint states of some nodes given the evidence, the most probable one first.
 
     `len(result)` is k, which is smaller than the requested count if fewer joint states are possible. Of equally
@@ -665,6 +664,7 @@ class RankedStates(SavedResult):
         method: `"most_probable"` or `"marginal_map"`.
     """
 
+    _index = "rank"
     _shapes = "nodes: any node; states: int rank node; log_probs: float64 rank; groups.states: int rank *_"
 
     nodes: tuple[str, ...] = field(repr=False)
@@ -745,23 +745,17 @@ class RankedStates(SavedResult):
             raise unknown_name_error("node", name, self.nodes)
         return distinguish(group.format_state(state) for state in self[name].tolist())
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each joint state: `log_prob`, `share`, and the label of each node's state.
+    def _get_columns(self) -> Mapping[str, Any]:
+        columns: dict[str, Any] = {"rank": range(1, len(self) + 1), "log_prob": self.log_probs, "share": self.shares}
+        # The column of a node with the name of another column is marked, as in `share (node)`.
+        names = name_columns(self.nodes, columns)
+        return columns | {column: self.labels(name) for column, name in zip(names, self.nodes, strict=True)}
 
-        The column of a node with the name of another column is marked, as in `share (node)`.
-        """
-        import pandas as pd
-
-        columns: dict[str, Any] = {"log_prob": to_numpy(self.log_probs), "share": to_numpy(self.shares)}
-        names = name_columns(self.nodes, ("rank", *columns))
-        columns |= {column: self.labels(name) for column, name in zip(names, self.nodes, strict=True)}
-        return pd.DataFrame(columns, index=pd.RangeIndex(1, len(self) + 1, name="rank"))
-
-    def _repr_html_(self) -> str:
-        """The joint states as an HTML table."""
+    @property
+    def caption(self) -> str:
+        """The numbers of joint states and of nodes, in one line."""
         names = ", ".join([*self.nodes[:3], *(["…"] if len(self.nodes) > 3 else [])])
-        title = f"{len(self)} most probable joint states of {len(self.nodes):,} nodes: {names}"
-        return f"<p>{escape(title)}</p>{self.to_dataframe().head(10).to_html(max_cols=20)}"
+        return f"{len(self)} most probable joint states of {len(self.nodes):,} nodes: {names}"
 
 
 def find_explained_nodes(model: GroundModel) -> list[int]:

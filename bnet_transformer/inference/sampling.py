@@ -10,15 +10,13 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from html import escape
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.naming import count_word_from_start, match_names, split_pattern
-from bnet_transformer._core.results import SavedResult
-from bnet_transformer._core.tensors import to_numpy
+from bnet_transformer._core.results import Result
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.compiler.evaluate import Scan, WordStep
 from bnet_transformer.compiler.gather import ExecutionState, lay_out_value, pad_dims
@@ -52,10 +50,6 @@ from bnet_transformer.inference.values import NodeEvaluator, get_normal
 from bnet_transformer.reference import GroundModel, ReferenceRun
 from bnet_transformer.tpm import Attention
 from bnet_transformer.tpm.base import Shape
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 # --------------------------------------------------------------------------------------------------------------------
 # Samples of groups that depend on each other at neighbouring words, drawn word by word for all samples at once.
@@ -120,7 +114,7 @@ NodeSamples = dict[int, Tensor]  # the states or values of each node, a row for 
 
 
 @dataclass(frozen=True, repr=False)
-class Samples(SavedResult):
+class Samples(Result):
     """Samples of all random nodes of a sentence.
 
     Attributes:
@@ -132,6 +126,7 @@ class Samples(SavedResult):
         word_counts: The number of words of each role with words.
     """
 
+    _index = "draw"
     _shapes = "n: size sample; labels: {_} any @; states: {_} number<@ sample *_; texts: any sample?"
 
     states: dict[str, Tensor]
@@ -175,32 +170,21 @@ class Samples(SavedResult):
             raise UnknownNameError("node", expected="the name of one node", actual=actual, allowed=allowed)
         raise unknown_name_error("node", name, self.states)
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each sample, and a column for each node or for each entry of a vector.
-
-        States with labels are shown by their labels, such as words.
-        """
-        import pandas as pd
-
-        columns: dict[str, object] = {}
+    def _get_columns(self) -> Mapping[str, Any]:
+        columns: dict[str, Any] = {"draw": range(self.n)}
         for name, samples in self.states.items():
             if name in self.labels:
                 columns[name] = distinguish(self.labels[name][k] for k in samples.tolist())
             elif samples.dim() == 1:
-                columns[name] = to_numpy(samples)
+                columns[name] = samples
             else:
-                columns |= {f"{name}[{k}]": to_numpy(part) for k, part in enumerate(samples.flatten(1).unbind(1))}
-        return pd.DataFrame(columns, index=pd.RangeIndex(self.n, name="draw"))
+                columns |= {f"{name}[{k}]": part for k, part in enumerate(samples.flatten(1).unbind(1))}
+        return columns
 
     def __repr__(self) -> str:
         names = [*self.states]
         listed = ", ".join(names[:MAX_NAMES]) + (f", … ({len(names)} nodes)" if len(names) > MAX_NAMES else "")
         return f"{self.n} draws of {listed}"
-
-    def _repr_html_(self) -> str:
-        """The samples as an HTML table."""
-        title = f"<p>{escape(repr(self))}</p>"
-        return f"{title}{self.to_dataframe().head(10).to_html()}"
 
 
 def sample(query: Query, n: int, seed: int) -> Samples:

@@ -13,7 +13,6 @@ from tqdm import tqdm
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.process import check_cancelled
-from bnet_transformer._core.results import stored_class
 from bnet_transformer._core.tensors import IntArray
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
@@ -37,7 +36,6 @@ HELD_OUT_SHARE = 0.25
 ARROWS = "arrows"  # ground arrows, joined by `over`; the other kind of edges is `EDGES`
 
 
-@stored_class
 @dataclass(frozen=True)
 class CircuitPairs:
     """Clean and corrupt examples, a metric, and the kind of edges.

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from bnet_transformer._core.checks import check_choice, check_float, check_int, 
 from bnet_transformer._core.files import as_path, atomic_write
 from bnet_transformer._core.naming import join_path, split_path
 from bnet_transformer._core.process import translate_memory_errors
-from bnet_transformer._core.results import SavedResult, check_field_types
+from bnet_transformer._core.results import Result, check_field_types
 from bnet_transformer._core.stats import ComparableResult, SentenceValues
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.declare import Network, NodeSpec
@@ -60,7 +59,7 @@ LEVEL = 0.05  # in the summary, without a correction for the number of edges
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CircuitTests(SavedResult):
+class CircuitTests(Result):
     """The result of `Circuit.test`: p values against random sets of edges of the same size.
 
     Attributes:
@@ -93,12 +92,9 @@ class CircuitTests(SavedResult):
     examples: int
     is_in_sample: bool
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each edge of the circuit: the change by its removal, and its p value."""
-        import pandas as pd
-
-        rows = [(name, self.changes[name], p) for name, p in self.minimality.items()]
-        return pd.DataFrame(rows, columns=["edge", "change", "p"]).sort_values("p", ignore_index=True)
+    def _get_columns(self) -> Mapping[str, Any]:
+        p = dict(sorted(self.minimality.items(), key=lambda item: item[1]))
+        return {"edge": [*p], "change": [self.changes[name] for name in p], "p": [*p.values()]}
 
     def __repr__(self) -> str:
         count = sum(p <= LEVEL for p in self.minimality.values())
@@ -106,12 +102,6 @@ class CircuitTests(SavedResult):
         return (
             f"<CircuitTests: sufficiency p {self.sufficiency:.3g}, necessity p {self.necessity:.3g}, "
             f"minimality p at most {LEVEL} for {count} of {len(self.minimality)} edges, {pairs}>"
-        )
-
-    def _repr_html_(self) -> str:
-        """The tests as a sentence and a table of the edges."""
-        return (
-            f"<p>{escape(repr(self)[1:-1])}</p>{self.to_dataframe().to_html(index=False, float_format='{:.3g}'.format)}"
         )
 
 
@@ -419,7 +409,6 @@ def _list_nodes(shape: Mapping[str, Any]) -> list[str]:
 # `Circuit`: a set of edges with the metric of its run, on the pairs of a search and on other pairs.
 
 
-MAX_HTML_ROWS = 20  # rows in a notebook
 MARKED = "marked"  # the mark of a highlighted node without a label
 RELATIVE_ZERO = 1e-9  # a total effect is 0 if it is smaller than this share of the metric
 MIN_EXAMPLES_OF_ERROR = 4  # the number of pairs from which the total effect is compared with its standard error
@@ -699,21 +688,12 @@ class Circuit(ComparableResult):
             result = replace(result, held_out=result._evaluate_on(self.held_out.pairs))
         return result
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each tested edge, in the order of the tests; without a search, of all edges.
-
-        The columns are the edge, its effect (NaN without a test), whether it is in the circuit (`kept`), and whether it
-        is on a path from a difference to the metric.
-        """
-        import pandas as pd
-
+    def _get_columns(self) -> Mapping[str, Any]:
+        names = [*dict.fromkeys([*(self.effects or self.edge_names), *self.retained])]
         on_path = set(self.edge_of.values())
-        names = dict.fromkeys([*self.effects, *self.retained] if self.effects else [*self.edge_names, *self.retained])
-        rows = [
-            {"edge": name, "effect": self.effects.get(name), "kept": name in self, "on a path": name in on_path}
-            for name in names
-        ]
-        return pd.DataFrame(rows, columns=["edge", "effect", "kept", "on a path"]).astype({"effect": float})
+        effects = np.array([self.effects.get(name, math.nan) for name in names])
+        flags = {"kept": [name in self for name in names], "on a path": [name in on_path for name in names]}
+        return {"edge": names, "effect": effects, **flags}
 
     def _to_sentence_values(self) -> SentenceValues:
         part = self if self.held_out is None else self.held_out
@@ -767,16 +747,17 @@ class Circuit(ComparableResult):
         number = "undefined (total effect 0)" if math.isnan(value) else f"{round(value, 3) + 0.0:.3f}"
         return f"{number} on {count} {'searched ' if self.is_in_sample else kind}pair{'s' * (count != 1)}"
 
-    def _repr_html_(self) -> str:
-        """The circuit as an HTML table of its strongest edges."""
+    @property
+    def caption(self) -> str:
+        """The number of edges, the faithfulness and the number of idle arrows, in one line."""
+        return f"{self._format_summary()}; {self.idle:,} arrows transmit no difference"
+
+    def _get_shown_frame(self) -> pd.DataFrame:
         frame = self.to_dataframe()
-        retained = frame[frame["kept"]].sort_values("effect", ascending=False, kind="stable")
-        more = "" if len(retained) <= MAX_HTML_ROWS else f"<p>… and {len(retained) - MAX_HTML_ROWS} more</p>"
-        table = retained.head(MAX_HTML_ROWS).drop(columns="kept").to_html(index=False, na_rep="")
-        idle = f"{self.idle:,} arrows transmit no difference"
-        note = explain_weak_total(self.clean, self.corrupt)
-        note = f"<p>{escape(note)}</p>" if note else ""
-        return f"<p>{escape(self._format_summary())}; {idle}</p>{note}{table}{more}"
+        return frame[frame["kept"]].sort_values("effect", ascending=False, kind="stable").drop(columns="kept")
+
+    def _get_notes(self) -> Sequence[str]:
+        return [note for note in [explain_weak_total(self.clean, self.corrupt)] if note]
 
 
 def evaluate_circuit(

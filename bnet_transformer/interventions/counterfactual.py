@@ -11,15 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
 from bnet_transformer import reference
-from bnet_transformer._core.results import Fields, SavedResult
-from bnet_transformer._core.tensors import to_numpy
+from bnet_transformer._core.results import Fields, Result
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestral_order
 from bnet_transformer.inference.plan import route_reference
@@ -27,14 +26,11 @@ from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.values import get_normal
 from bnet_transformer.reference import GroundModel, Interventions, ReferenceRun
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 GUMBEL_MAX = "Gumbel-max noise by convention: the net does not define the noise of a categorical"
 
 
 @dataclass(frozen=True)
-class Counterfactual(SavedResult):
+class Counterfactual(Result):
     """The distribution of a node under other interventions, given the evidence.
 
     A branch is a joint state of the random nodes in the counterfactual.
@@ -50,6 +46,7 @@ class Counterfactual(SavedResult):
         labels: The labels of the states, if they have labels.
     """
 
+    _index = "state"
     _shapes = (
         "probabilities: real state; labels: any state; weights: real branch; values: number branch *_; sigma: real "
         "branch *_"
@@ -78,21 +75,16 @@ class Counterfactual(SavedResult):
         values = self.values if self.values.is_floating_point() else self.values.to(self.weights.dtype)
         return torch.einsum("s,s...->...", self.weights.to(values.dtype), values)
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each state, or for each branch with its weight and value."""
-        import pandas as pd
-
+    def _get_columns(self) -> Mapping[Any, Any]:
         if self.probabilities is not None:
-            return pd.DataFrame({"probability": to_numpy(self.probabilities)}).rename_axis("state")
+            return {"state": range(len(self.probabilities)), "probability": self.probabilities}
         assert self.values is not None and self.weights is not None
-        frame = pd.DataFrame(to_numpy(self.values.reshape(len(self.weights), -1)))
-        frame.insert(0, "weight", to_numpy(self.weights))
-        return frame
+        return {"weight": self.weights, **dict(enumerate(self.values.reshape(len(self.weights), -1).T))}
 
-    def _repr_html_(self) -> str:
-        """The counterfactual as an HTML table."""
-        suffix = f" ({self.convention})" if self.convention else ""
-        return f"<p>{self.node}{suffix}</p>{self.to_dataframe().to_html()}"
+    @property
+    def caption(self) -> str:
+        """The node and the convention, in one line."""
+        return f"{self.node} ({self.convention})" if self.convention else self.node
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -216,8 +215,7 @@ class FaithfulnessCurves(ComparableResult):
         names = [f"{name}: CPR" if measure == "CPR" else f"{name}: f({share:g})" for name, measure, share in cells]
         columns = dict(zip(("method", "measure", "share"), zip(*cells, strict=True), strict=True))
         settings = {"shares": self.shares, "methods": self.methods, "metric": self.metric, "over": self.over}
-        note = explain_weak_total(self.clean, self.empty)
-        notes = (() if note is None else (note,)) + explain_unchecked_metric(self.metric)
+        notes = (*self._get_notes(), *explain_unchecked_metric(self.metric))
         return SentenceValues(
             "faithfulness", tuple(names), columns, np.concatenate(values), total[None], settings, notes, self.digests
         )
@@ -271,12 +269,18 @@ class FaithfulnessCurves(ComparableResult):
         """The numbers of edges and pairs, as text."""
         return f"{self.edges:,} edges, {self.examples} pair{'s' * (self.examples != 1)}"
 
-    def _repr_html_(self) -> str:
-        """The summary as an HTML table."""
-        note = explain_weak_total(self.clean, self.empty) or ""
-        table = self.summary().to_html(index=False, float_format="{:.3f}".format, na_rep="")
+    @property
+    def caption(self) -> str:
+        """The numbers of edges and pairs, and the level of the intervals, in one line."""
         level = f"{self.confidence:.0%} intervals over pairs" if self.examples > 1 else "one pair, hence no intervals"
-        return f"<p>{escape(self._format_size())}; {level}</p>{f'<p>{escape(note)}</p>' if note else ''}{table}"
+        return f"{self._format_size()}; {level}"
+
+    def _get_shown_frame(self) -> pd.DataFrame:
+        return self.summary()
+
+    def _get_notes(self) -> Sequence[str]:
+        note = explain_weak_total(self.clean, self.empty)
+        return () if note is None else (note,)
 
 
 @translate_memory_errors("faithfulness_curves")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
 from bnet_transformer._core.naming import WORD, count_word_from_start, split_path
-from bnet_transformer._core.results import SavedResult, stored_class
+from bnet_transformer._core.results import Result
 from bnet_transformer._core.stats import ComparableResult, SentenceValues
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -29,12 +29,11 @@ if TYPE_CHECKING:
 # Calibration of estimated effects: estimated and exact effects of some cells.
 
 
-MAX_CALIBRATION_ROWS = 12  # rows in a notebook
 RELATIVE_ZERO = 1e-9  # effects that are smaller, relative to the largest, have no sign
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class EstimateCalibration(SavedResult):
+class EstimateCalibration(Result):
     """Estimated and exact effects of some cells, the result of `bt.sweep(..., first_order=True, check=n)`.
 
     Half of the cells are those with the largest estimates, the others are drawn at random.
@@ -93,17 +92,9 @@ class EstimateCalibration(SavedResult):
         estimates, exact = (effects.double().mean(-1).numpy() for effects in (self.estimates, self.exact))
         return estimates, exact
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame of the cells.
-
-        Returns:
-            A row for each cell: its name, its estimated and its exact mean effect, and their difference.
-        """
-        import pandas as pd
-
+    def _get_columns(self) -> Mapping[str, Any]:
         estimates, exact = self._means
-        columns = {"name": self.names, "estimate": estimates, "exact": exact, "error": estimates - exact}
-        return pd.DataFrame(columns)
+        return {"name": self.names, "estimate": estimates, "exact": exact, "error": estimates - exact}
 
     def format_line(self) -> str:
         """The numbers as one line of text."""
@@ -116,11 +107,13 @@ class EstimateCalibration(SavedResult):
     def __repr__(self) -> str:
         return f"EstimateCalibration({self.format_line()})"
 
-    def _repr_html_(self) -> str:
-        """The numbers, and the cells with the largest effects, as HTML."""
-        frame = self.to_dataframe().sort_values("exact", key=abs, ascending=False, kind="stable")
-        table = frame.head(MAX_CALIBRATION_ROWS).to_html(index=False, float_format="{:.3g}".format)
-        return f"<p>{self.format_line()}</p>{table}"
+    @property
+    def caption(self) -> str:
+        """The numbers that compare the effects, in one line."""
+        return self.format_line()
+
+    def _get_shown_frame(self) -> pd.DataFrame:
+        return self.to_dataframe().sort_values("exact", key=abs, ascending=False, kind="stable")
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -130,7 +123,6 @@ class EstimateCalibration(SavedResult):
 TOKEN_COLUMNS = {"word": "token"}  # the column of tokens of an axis; the default is `read_token` and so on
 
 
-@stored_class
 @dataclass(frozen=True)
 class CellGrid:
     """The axes of cells, the positions and labels along them, and the name of each cell, by its index."""
@@ -331,7 +323,7 @@ class CellResult(ComparableResult):
             count = len(frame)
             frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
             frame["example"] = np.tile(np.arange(self.examples), count)
-        values = self._get_columns(examples)
+        values = self._get_cell_columns(examples)
         return frame.assign(**{column: self._get_cell_values(tensor).reshape(-1) for column, tensor in values.items()})
 
     def _get_cell_frame(self) -> pd.DataFrame:
@@ -374,7 +366,7 @@ class CellResult(ComparableResult):
         """The effects of the cells, `[*axes, example]`, by the part of the total effect; `""` for all of it."""
         raise NotImplementedError
 
-    def _get_columns(self, examples: bool) -> dict[str, Tensor]:
+    def _get_cell_columns(self, examples: bool) -> dict[str, Tensor]:
         """The columns of numbers, `[*axes]` each, or `[*axes, example]`."""
         raise NotImplementedError
 
@@ -534,7 +526,7 @@ class Sweep(CellResult):
     def _get_effects(self) -> dict[str, Tensor]:
         return {"": self.effects}
 
-    def _get_columns(self, examples: bool) -> dict[str, Tensor]:
+    def _get_cell_columns(self, examples: bool) -> dict[str, Tensor]:
         if examples:
             return {"outcome": self.outcomes, "effect": self.effects}
         nan = torch.full_like(self.values, torch.nan)
@@ -675,10 +667,10 @@ class Mediation(CellResult):
     def _get_effects(self) -> dict[str, Tensor]:
         return {part: self.of(part).effects for part in MEDIATION_PARTS}
 
-    def _get_columns(self, examples: bool) -> dict[str, Tensor]:
+    def _get_cell_columns(self, examples: bool) -> dict[str, Tensor]:
         if examples:
             return self._get_effects()
-        columns = {part: self.of(part)._get_columns(examples) for part in MEDIATION_PARTS}
+        columns = {part: self.of(part)._get_cell_columns(examples) for part in MEDIATION_PARTS}
         flat = ((part, name, values) for part, table in columns.items() for name, values in table.items())
         return {part if name == "effect" else f"{part}_{name}": values for part, name, values in flat}
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from bnet_transformer._core.checks import (
 from bnet_transformer._core.distributed import SINGLE_PROCESS
 from bnet_transformer._core.files import derive_seed
 from bnet_transformer._core.process import translate_memory_errors
-from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
 from bnet_transformer.data import Batch, Evidence, read_batch
@@ -52,10 +51,6 @@ from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.svi import ParameterModel
 from bnet_transformer.learning.training import LoopConfig, defer_interrupt
 from bnet_transformer.reference import BUDGET
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 # --------------------------------------------------------------------------------------------------------------------
 # Simultaneous confidence bands for the empirical distribution function (ECDF) of uniform numbers, and exact p values.
@@ -306,7 +301,7 @@ SHAPE_Z = float(norm.isf(0.005))  # z-score at which the mean or the variance of
 
 
 @dataclass(frozen=True)
-class Calibration(SavedResult):
+class Calibration(Result):
     """The result of `calibrate`: for each quantity, the rank of the true value among posterior draws.
 
     If the posterior is correct, the position of the true value among the draws is uniform between 0 and 1. The ECDF of
@@ -334,6 +329,7 @@ class Calibration(SavedResult):
     'calibrated'
     """
 
+    _index = "quantity"
     _shapes = "ranks draws: {quantity} int replication"
 
     method: str
@@ -439,33 +435,26 @@ class Calibration(SavedResult):
         mean = float(inside.double().mean())
         return mean, (mean * (1 - mean) / len(inside)) ** 0.5
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each quantity: replications, median draws, mean position, coverage, p, verdict."""
-        import pandas as pd
-
-        p, verdicts, positions = self.p, self.verdicts, self.positions
-        coverage = {name: self.coverage(name) for name in self.ranks}
-        columns = {
-            "replications": {name: len(ranks) for name, ranks in self.ranks.items()},
-            "draws": {name: float(draws.double().median()) for name, draws in self.draws.items()},
-            "mean position": {name: float(u.mean()) for name, u in positions.items()},
-            "coverage of 90%": {name: mean for name, (mean, _) in coverage.items()},
-            "standard error": {name: error for name, (_, error) in coverage.items()},
-            "p": p,
-            "verdict": verdicts,
+    def _get_columns(self) -> Mapping[str, Any]:
+        coverage = [self.coverage(name) for name in self.ranks]
+        return {
+            "quantity": [*self.ranks],
+            "replications": [len(ranks) for ranks in self.ranks.values()],
+            "draws": [float(draws.double().median()) for draws in self.draws.values()],
+            "mean position": [float(positions.mean()) for positions in self.positions.values()],
+            "coverage of 90%": [mean for mean, _ in coverage],
+            "standard error": [error for _, error in coverage],
+            "p": [self.p[name] for name in self.ranks],
+            "verdict": [self.verdicts[name] for name in self.ranks],
         }
-        return pd.DataFrame(columns, index=pd.Index(list(self.ranks), name="quantity"))
 
-    def _repr_html_(self) -> str:
-        """Return the verdict and the table of the quantities as HTML."""
-        caption = f"calibration of {self.method}: {self.replications} of {self.requested} replications"
-        caption += "" if self.finished else ", interrupted"
-        caption += f" in {self.seconds:.0f} seconds; {self.verdict}"
-        if self.replications:
-            caption += f". The bands contain all quantities with probability {self.level:g} (each p > {self.error:.2g})"
-        lines = [caption, *self.notes]
-        table = self.to_dataframe().to_html(float_format="{:.3g}".format) if self.replications else ""
-        return f"<p>{'<br>'.join(map(html.escape, lines))}</p>{table}"
+    @property
+    def caption(self) -> str:
+        """The replications and the verdict, in one line."""
+        text = f"calibration of {self.method}: {self.replications} of {self.requested} replications"
+        text += f"{'' if self.finished else ', interrupted'} in {self.seconds:.0f} seconds; {self.verdict}"
+        bands = f". The bands contain all quantities with probability {self.level:g} (each p > {self.error:.2g})"
+        return text + (bands if self.replications else "")
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 import signal
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -30,7 +30,7 @@ from bnet_transformer._core.checks import (
 from bnet_transformer._core.distributed import DistributedContext, distributed_context, resolve_device, single_process
 from bnet_transformer._core.files import as_path, derive_seed, describe_code
 from bnet_transformer._core.process import translate_memory_errors
-from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import DeferredScalars, enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.gather import ExecutionState, batch_to_request, gather_parents, lay_out_value
@@ -617,7 +617,7 @@ N = TypeVar("N")  # a Network, or a BNet that holds one
 
 
 @dataclass(frozen=True)
-class Trained(SavedResult, Generic[N]):
+class Trained(Result, Generic[N]):
     """A trained net and its losses.
 
     Attributes:
@@ -627,25 +627,27 @@ class Trained(SavedResult, Generic[N]):
         steps: The number of steps.
     """
 
+    _index, _number_format = "step", "{:.4f}"
+
     net: N
     losses: tuple[float, ...] = field(repr=False)
     held_out: tuple[tuple[int, float], ...] = field(repr=False)
     steps: int
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each step: `loss`, and `held_out` at the steps with an evaluation."""
-        import pandas as pd
+    @property
+    def caption(self) -> str:
+        """The net and the number of steps, in one line."""
+        return f"{self.net!r}, {self.steps} steps"
 
-        rows = pd.DataFrame({"loss": self.losses}, index=pd.RangeIndex(1, len(self.losses) + 1, name="step"))
-        rows["held_out"] = pd.Series(dict(self.held_out), dtype=float)
-        return rows
+    def _get_columns(self) -> Mapping[str, Any]:
+        steps, held_out = range(1, len(self.losses) + 1), dict(self.held_out)
+        evaluations = np.array([held_out.get(step, math.nan) for step in steps])
+        return {"step": steps, "loss": self.losses, "held_out": evaluations}
 
-    def _repr_html_(self) -> str:
-        """Return the net, the first and the last step, and the last ten evaluations, as HTML."""
+    def _get_shown_frame(self) -> pd.DataFrame:
         frame = self.to_dataframe()
         ends, measured = frame.index[:1].union(frame.index[-1:]), frame.index[frame["held_out"].notna()]
-        table = frame.loc[ends.union(measured[-10:])].to_html(float_format="{:.4f}".format, na_rep="")
-        return f"<p>{html.escape(repr(self.net))}, {self.steps} steps</p>{table}"
+        return frame.loc[ends.union(measured[-10:])]
 
 
 @suggest_config_for_options(

@@ -15,7 +15,6 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -24,7 +23,7 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed
 from bnet_transformer._core.naming import Reach
 from bnet_transformer._core.process import translate_memory_errors
-from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.results import Result
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.errors import BNetError
@@ -702,7 +701,7 @@ CHUNK = 1024  # pairs in one run
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TrueEdges(SavedResult):
+class TrueEdges(Result):
     """The true circuit of a compiled program.
 
     Attributes:
@@ -729,26 +728,22 @@ class TrueEdges(SavedResult):
         """The edges that are true by structure, but have no effect."""
         return self.structural - self.edges
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each edge."""
-        import pandas as pd
-
-        rows = [
-            {"edge": edge, "effect": share, "by effect": share > 0, "by structure": edge in self.structural}
-            for edge, share in self.effects.items()
-        ]
-        return pd.DataFrame(rows, columns=["edge", "effect", "by effect", "by structure"])
+    def _get_columns(self) -> Mapping[str, Any]:
+        by_effect = {"effect": [*self.effects.values()], "by effect": [share > 0 for share in self.effects.values()]}
+        return {
+            "edge": [*self.effects],
+            **by_effect,
+            "by structure": [edge in self.structural for edge in self.effects],
+        }
 
     def __repr__(self) -> str:
         counts = f"{len(self.edges)} by effect, {len(self.structural)} by structure"
         pairs = f"{self.num_pairs} pairs{'' if self.is_exhaustive else ', a sample'}"
         return f"<TrueEdges: of {len(self.effects)} edges {counts}; {pairs}>"
 
-    def _repr_html_(self) -> str:
-        """The counts and the true edges as HTML."""
+    def _get_shown_frame(self) -> pd.DataFrame:
         frame = self.to_dataframe()
-        true = frame[frame["by effect"] | frame["by structure"]]
-        return f"<p>{escape(repr(self)[1:-1])}</p>{true.to_html(index=False, float_format='{:.3g}'.format)}"
+        return frame[frame["by effect"] | frame["by structure"]]
 
 
 @translate_memory_errors("true_edges")

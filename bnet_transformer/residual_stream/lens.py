@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,8 +21,7 @@ from torch.distributions import Categorical
 
 from bnet_transformer._core.checks import check_int, resolve_index
 from bnet_transformer._core.process import check_memory, translate_memory_errors
-from bnet_transformer._core.results import Fields, SavedResult, register_codec
-from bnet_transformer._core.tensors import to_numpy
+from bnet_transformer._core.results import Fields, Result, register_codec
 from bnet_transformer._core.tokens import as_labels, distinguish
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count, unknown_name_error
@@ -233,7 +231,7 @@ class LensReader:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Lens(SavedResult):
+class Lens(Result):
     """The result of `s.lens()`: the distribution of the readout for every state of every word.
 
     Row t of each tensor is the state `x_t`; the last row is the readout of the net (the end). The most probable words,
@@ -262,6 +260,7 @@ class Lens(SavedResult):
     (('x_0', 'x_1', 'x_2'), torch.Size([3, 3]), [0.0, 0.0, 0.0], 'norm')
     """
 
+    _max_rows = None
     _shapes = (
         "states: any slice; words: any word; labels: any label; special: any word?; top_states: int<label slice word "
         "top; top_probabilities: real slice word top; entropy kl: real slice word; reader.states: real _ slice *_"
@@ -420,43 +419,31 @@ class Lens(SavedResult):
             numbers.append(self.states.index(item) if isinstance(item, str) else item)
         return parse_indices("slice", numbers, len(self.states), is_from_end=True)
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each state of each word: its most probable word, probability, entropy and KL."""
-        import pandas as pd
-
+    def _get_columns(self) -> Mapping[str, Any]:
         rows, columns = self.entropy.shape
-        return pd.DataFrame(
-            {
-                "slice": [t for t in range(rows) for _ in range(columns)],
-                "word": list(range(columns)) * rows,
-                "token": list(self.words) * rows,
-                "top": distinguish(self.labels[state] for state in self.top_states[..., 0].flatten().tolist()),
-                "probability": to_numpy(self.top_probabilities[..., 0].flatten()),
-                "entropy": to_numpy(self.entropy.flatten()),
-                "kl": to_numpy(self.kl.flatten()),
-            }
-        )
+        return {
+            "slice": [t for t in range(rows) for _ in range(columns)],
+            "word": list(range(columns)) * rows,
+            "token": list(self.words) * rows,
+            "top": distinguish(self.labels[state] for state in self.top_states[..., 0].flatten().tolist()),
+            "probability": self.top_probabilities[..., 0].flatten(),
+            "entropy": self.entropy.flatten(),
+            "kl": self.kl.flatten(),
+        }
 
     def __repr__(self) -> str:
         kind = "tuned" if self.is_tuned else "logit lens, biased in early slices"
         states = f"{self.states[0]} to {self.states[-1]}"
         return f"<Lens of {self.readout}: {states}, {len(self.words)} words, norm {self.norm}, {kind}>"
 
-    def _repr_html_(self) -> str:
-        """The most probable words as an HTML table, the last state on top."""
+    def _get_shown_frame(self) -> pd.DataFrame:
         import pandas as pd
 
-        cells = {
-            f"{i}: {word}": [
-                f"{self.labels[state]} ({prob:.2f})"
-                for state, prob in zip(
-                    self.top_states[:, i, 0].tolist(), self.top_probabilities[:, i, 0].tolist(), strict=True
-                )
-            ]
-            for i, word in enumerate(self.words[:MAX_SHOWN_WORDS])
-        }
-        table: Any = pd.DataFrame(cells, index=list(self.states)).iloc[::-1]
-        return f"<p>{escape(repr(self))}</p>{table.to_html()}<p>{escape(' '.join(self.notes))}</p>"
+        tops = self.top_states[..., 0].tolist(), self.top_probabilities[..., 0].tolist()
+        pairs = [zip(*row, strict=True) for row in zip(*tops, strict=True)]
+        rows = [[f"{self.labels[state]} ({share:.2f})" for state, share in row] for row in pairs]
+        columns = [f"{i}: {word}" for i, word in enumerate(self.words)]
+        return pd.DataFrame(rows, list(self.states), columns).iloc[::-1, :MAX_SHOWN_WORDS]
 
 
 def compute_lens(state: SentenceState, readout: object = None, tuned: TunedLens | None = None, top: int = 10) -> Lens:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.naming import WORD, join_name
-from bnet_transformer._core.results import stored_class
 from bnet_transformer.compiler.fused import (
     AffineFunction,
     find_linear_groups,
@@ -398,7 +397,6 @@ def compute_vjp(value: Tensor, leaves: Sequence[Tensor], seeds: Tensor) -> tuple
 # Writers: the nodes that add to the residual stream, and the parts of a readout that they add, as one table.
 
 
-@stored_class
 @dataclass(frozen=True)
 class Writer:
     """What adds to a readout: a node without its word, such as head 2 of slice 3 (`a_3_2`), or the bias of a node.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import html
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +13,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.naming import join_name
-from bnet_transformer._core.results import Fields, stored_class
+from bnet_transformer._core.results import Fields
 from bnet_transformer._core.stats import ComparableResult, SentenceValues
 from bnet_transformer._core.tensors import enable_gradients, is_dense, to_numpy
 from bnet_transformer._core.tokens import distinguish
@@ -39,7 +37,6 @@ TOP_COUNT = 10
 SCALE_NOTE = "an identity at this sentence with the scales of norms held fixed, not an effect"
 
 
-@stored_class
 @dataclass(frozen=True, eq=False)
 class ReadoutDirection:
     """A readout without its node and net, as in a file.
@@ -58,7 +55,7 @@ class ReadoutDirection:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ContributionTable(ComparableResult, ABC):
+class ContributionTable(ComparableResult):
     """The base class of contributions: a table that prints its largest entries.
 
     Attributes:
@@ -70,20 +67,13 @@ class ContributionTable(ComparableResult, ABC):
         digest: A digest of the words of the sentence; empty if they are unknown.
     """
 
+    _number_format = "{:+.4f}"
+
     node: str
     norms: tuple[str, ...]
     choices: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     choice_prob: float = field(default=1.0, kw_only=True)
     digest: str = field(default="", kw_only=True)
-
-    @abstractmethod
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with one row for each part."""
-
-    @property
-    @abstractmethod
-    def summary(self) -> str:
-        """The subject, the value and the convention, in one line."""
 
     def _to_sentence_values(self) -> SentenceValues:
         frame = self._get_part_frame()
@@ -105,11 +95,10 @@ class ContributionTable(ComparableResult, ABC):
         return frame.iloc[order]
 
     def __repr__(self) -> str:
-        return f"{self.summary}\n{self._top_frame().to_string(index=False, float_format='{:+.4f}'.format)}"
+        return self._format_text()
 
-    def _repr_html_(self) -> str:
-        table = self._top_frame().to_html(index=False, float_format="{:+.4f}".format)
-        return f"<p>{html.escape(self.summary)}</p>{table}"
+    def _get_shown_frame(self) -> pd.DataFrame:
+        return self._top_frame()
 
     def describe_choices(self) -> str:
         """The states of the latent choices in words, such as " for the most probable choices c = 1 (P = 0.63)"."""
@@ -253,22 +242,14 @@ class Contributions(ContributionTable):
         has_nodes_without_words = bool(self.values[:, -1].any())
         return frame if has_nodes_without_words else frame.iloc[:-1]
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with one row for each writer: its name, kind, node group, part, and its effect if computed."""
-        import pandas as pd
-
-        frame = pd.DataFrame(
-            {
-                "writer": [writer.name for writer in self.writers],
-                "kind": [writer.kind for writer in self.writers],
-                "group": [writer.group for writer in self.writers],
-                "part": to_numpy(self.parts),
-            }
-        )
-        return frame if self.effects is None else frame.assign(effect=to_numpy(self.effects))
+    def _get_columns(self) -> Mapping[str, Any]:
+        names = {"writer": "name", "kind": "kind", "group": "group"}
+        columns = {key: [getattr(writer, name) for writer in self.writers] for key, name in names.items()}
+        numbers = {"part": self.parts} if self.effects is None else {"part": self.parts, "effect": self.effects}
+        return columns | numbers  # type: ignore[operator]
 
     @property
-    def summary(self) -> str:
+    def caption(self) -> str:
         """The subject, the value and the convention, in one line."""
         value = f"{float(self.value):.4f}{self.describe_choices()}"
         return f"contributions to {self.of} at {self.node} = {value}; {self._describe_norms()}"
@@ -314,7 +295,7 @@ class PathContributions(ContributionTable):
         return frame[["writer", "head"]].assign(part=to_numpy(self.values.flatten()))
 
     @property
-    def summary(self) -> str:
+    def caption(self) -> str:
         """The subject, the size and the convention, in one line."""
         size = f"{len(self.writers)} writers through {len(self.heads)} heads"
         subject = f"paths of two to {self.of} at {self.node}{self.describe_choices()}"
@@ -459,7 +440,7 @@ class ScoreContributions(ContributionTable):
         return pd.concat([frame, bias.assign(part=to_numpy(self.positions[positions]))], ignore_index=True)
 
     @property
-    def summary(self) -> str:
+    def caption(self) -> str:
         """The subject, the size and the convention, in one line."""
         size = f"{len(self.queries)} x {len(self.keys)} writers, {len(self.words)} words"
         convention = "centred" if self.is_centred else "not centred, as there is no softmax"

@@ -8,18 +8,17 @@ lens"). The maps of all slices are trained together, but their losses have no co
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_fraction, check_int, check_seed
 from bnet_transformer._core.process import check_memory
-from bnet_transformer._core.results import SavedResult, load_result
-from bnet_transformer._core.tensors import enable_gradients, to_numpy
+from bnet_transformer._core.results import Result, load_result
+from bnet_transformer._core.tensors import enable_gradients
 from bnet_transformer.compiler.gather import batch_to_request
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.batch import Batch, encode_batch
@@ -33,12 +32,9 @@ from bnet_transformer.residual_stream.lens_path import (
     get_word_values,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TunedLens(SavedResult):
+class TunedLens(Result):
     """The result of `bt.fit_lens`: an affine map `x_t + A_t x_t + b_t` for every state but the last.
 
     `s.lens(tuned=...)` applies it. A tuned lens belongs to the net on which it was fitted; the readout, the states and
@@ -150,21 +146,16 @@ class TunedLens(SavedResult):
             raise FileError(str(path), expected=description, actual=type(result).__name__)
         return result
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with a row for each slice: the held-out KL in nats of the logit lens and of the tuned lens."""
-        import pandas as pd
-
-        columns = {"state": self.states[:-1], "logit_lens": to_numpy(self.plain_kl), "tuned_lens": to_numpy(self.kl)}
-        return pd.DataFrame(columns)
+    def _get_columns(self) -> Mapping[str, Any]:
+        return {"state": self.states[:-1], "logit_lens": self.plain_kl, "tuned_lens": self.kl}
 
     def __repr__(self) -> str:
         count = f"{self.num_words:,} words, {self.num_held_out_words:,} held out"
         kl = f"mean held-out KL {float(self.plain_kl.mean()):.3g} -> {float(self.kl.mean()):.3g} nats"
         return " ".join([f"<TunedLens of {self.readout}: {len(self.kl)} slices, {count}, {kl}>", *self.notes])
 
-    def _repr_html_(self) -> str:
-        """The held-out KL of each slice as an HTML table."""
-        return f"<p>{escape(repr(self))}</p>{self.to_dataframe().to_html(index=False, float_format='{:.3g}'.format)}"
+    def _get_notes(self) -> Sequence[str]:
+        return ()  # the caption contains them
 
 
 @enable_gradients()

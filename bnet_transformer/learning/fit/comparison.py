@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.results import Result
 from bnet_transformer._core.stats import MIN_INTERVAL_COUNT, permutation_p, studentised_interval
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.data import Batch
@@ -32,14 +31,14 @@ from bnet_transformer.learning.fit.heads import (
 from bnet_transformer.learning.fit.objective import FitObjective
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 RESAMPLES = 2000  # of the p value and the interval of a gain
 MATCHING_SENTENCES = 200  # the number of sentences whose responsibilities match heads
 
 
 @dataclass(frozen=True)
-class Comparison(SavedResult):
+class Comparison(Result):
     """The comparison of two fits on the same sentences.
 
     Attributes:
@@ -59,6 +58,7 @@ class Comparison(SavedResult):
             cross-validation is unreliable.
     """
 
+    _index = "head"
     _shapes = "match: int<other head; overlap: float64 head other; A OV: {_} float head"
 
     match: tuple[int, ...]
@@ -73,25 +73,19 @@ class Comparison(SavedResult):
     interval: tuple[float, float] | None = None
     p: float | None = None
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each head of this fit."""
-        import pandas as pd
+    def _get_columns(self) -> Mapping[str, Any]:
+        overlap = [float(self.overlap[h, m]) if m >= 0 else 0.0 for h, m in enumerate(self.match)]
+        cosines = [("A", *item) for item in self.A.items()] + [("OV", *item) for item in self.OV.items()]
+        columns = {"head": range(len(self.match)), "match": self.match, "overlap": overlap}
+        return columns | {f"cosine {kind} {name}": value.tolist() for kind, name, value in cosines}
 
-        rows: dict[str, list[float]] = {"match": list(self.match)}
-        rows["overlap"] = [float(self.overlap[h, m]) if m >= 0 else 0.0 for h, m in enumerate(self.match)]
-        for kind, cosines in (("A", self.A), ("OV", self.OV)):
-            rows |= {f"cosine {kind} {name}": value.tolist() for name, value in cosines.items()}
-        return pd.DataFrame(rows, index=pd.RangeIndex(len(self.match), name="head"))
-
-    def _repr_html_(self) -> str:
-        """Return the comparison and its table of heads as HTML."""
+    @property
+    def caption(self) -> str:
+        """The agreement and the gain, in one line."""
         caption = f"ARI {self.agreement:.3f}; gain {self.gain:+.4f} ± {self.gain_error:.4f} nats per sentence"
         caption += f" by {self.criterion}"
         caption += "" if self.interval is None else "; 95% interval {:+.4f} to {:+.4f}".format(*self.interval)
-        caption += "" if self.p is None else f"; p {self.p:.3g} by sign flips over sentences"
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        table = self.to_dataframe().to_html(float_format="{:.3f}".format)
-        return f"<p>{html.escape(caption)}</p>{table}" + (f"<ul>{notes}</ul>" if notes else "")
+        return caption + ("" if self.p is None else f"; p {self.p:.3g} by sign flips over sentences")
 
 
 def count_overlap(a: Tensor, b: Tensor, present: Tensor | None = None) -> Tensor:

@@ -5,16 +5,15 @@ Functions of many posterior draws work in chunks, so that no table exceeds `MAX_
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.results import Result
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -28,10 +27,6 @@ from bnet_transformer.learning.fit.identification import (
 from bnet_transformer.learning.fit.objective import FitObjective, to_parameters
 from bnet_transformer.tpm import Attention, Codebook, Linear, Select, Weight
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-
 DEAD_USAGE = 0.01  # a head with a smaller probability is dead
 MAX_CHUNK_NUMEL = 2**22  # maximum number of entries of the table of one chunk: draws x sentences x joint states
 UNIDENTIFIED_HINT = "Use f.predict_interval(data); a parameter that learn= leaves out fixes a free basis"
@@ -39,7 +34,7 @@ MAX_INTERVAL_NUMEL = 2**28  # maximum number of entries, over all draws, of an i
 
 
 @dataclass(frozen=True)
-class Heads(SavedResult):
+class Heads(Result):
     """The heads of a selector: their usage, and matrices that are invariant under a change of basis.
 
     Attributes:
@@ -50,6 +45,7 @@ class Heads(SavedResult):
         OV: The matrices `W_v` by attention node, `[head, dim, dim]`, with the same means.
     """
 
+    _index = "head"
     _shapes = "usage: float head; A OV: {_} float head _ _"
 
     # The score is x^T W_q^T W_k x. An invertible map of the key space changes W_q and W_k but not the attention. So
@@ -80,18 +76,15 @@ class Heads(SavedResult):
         """The cosines between the heads, `[head, head]`, for `A` and `OV` of each attention node."""
         return {f"{kind} {name}": cosine_matrix(value, value) for kind, name, value in self._matrices()}
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each head."""
-        import pandas as pd
+    def _get_columns(self) -> Mapping[str, Any]:
+        dead = [head in self.dead for head in range(len(self.usage))]
+        norms = {f"|{kind}| {name}": value.flatten(1).norm(dim=1).tolist() for kind, name, value in self._matrices()}
+        return {"head": range(len(self.usage)), "usage": self.usage.tolist(), "dead": dead, **norms}
 
-        rows = {"usage": self.usage.tolist(), "dead": [head in self.dead for head in range(len(self.usage))]}
-        rows |= {f"|{kind}| {name}": value.flatten(1).norm(dim=1).tolist() for kind, name, value in self._matrices()}
-        return pd.DataFrame(rows, index=pd.RangeIndex(len(self.usage), name="head"))
-
-    def _repr_html_(self) -> str:
-        """Return the number of heads and their table as HTML."""
-        caption = f"{self.selector}: {self.live} live heads of {len(self.usage)}, effective number {self.effective:.2f}"
-        return f"<p>{html.escape(caption)}</p>{self.to_dataframe().to_html(float_format='{:.3f}'.format)}"
+    @property
+    def caption(self) -> str:
+        """The number of heads that are used, in one line."""
+        return f"{self.selector}: {self.live} live heads of {len(self.usage)}, effective number {self.effective:.2f}"
 
     def _matrices(self) -> list[tuple[str, str, Tensor]]:
         """Return the kind, attention node and matrices of each invariant."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_int, check_seed, check_sequence
 from bnet_transformer._core.process import translate_memory_errors
-from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
@@ -43,7 +43,7 @@ TIE_NATS = 0.1  # a smaller difference over all sentences is a tie: less than ro
 
 
 @dataclass(frozen=True)
-class ModelComparison(SavedResult):
+class ModelComparison(Result):
     """A table of fits that were evaluated on the same sentences, and the choice of one of them.
 
     The unit is a sentence: its log predictive density is `log P(y | x)`, for a fit with samples the log of the mean
@@ -56,6 +56,7 @@ class ModelComparison(SavedResult):
         notes: What a reader of the table must know, such as fits that did not converge.
     """
 
+    _index, _number_format, _max_rows = "fit", "{:.4f}", None
     _shapes = "fits: any fit; densities: float64 fit sentence+"
 
     fits: Mapping[Any, Fit[Any]] = field(repr=False)
@@ -134,30 +135,27 @@ class ModelComparison(SavedResult):
         within = [k for k in range(len(labels)) if k == best or is_within[k]]
         return labels[min(within, key=lambda k: (heads[k], parameters[k], -float(gain[k])))]
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each fit, in descending order of density."""
-        import pandas as pd
-
-        choice = self.choice
-        evidences = zip(self.log_marginal_likelihood, self.log_marginal_likelihood_error, strict=True)
-        rows = [[float("nan") if v is None else v for v in pair] for pair in evidences]
+    def _get_columns(self) -> Mapping[str, Any]:
+        order = np.argsort(-to_numpy(self.density), kind="stable")
+        evidences = [self.log_marginal_likelihood, self.log_marginal_likelihood_error]
+        evidence, error = ([math.nan if value is None else value for value in values] for values in evidences)
+        labels = [*self.fits]
         columns = {
+            "fit": labels,
             "heads": self.heads,
             "live": self.live,
             "parameters": self.parameters,
             "density": self.density.tolist(),
             "gain": self.gain.tolist(),
             "gain error": self.gain_error.tolist(),
-            "log marginal likelihood": [value for value, _ in rows],
-            "log marginal likelihood error": [error for _, error in rows],
-            "choice": [label == choice for label in self.fits],
+            "log marginal likelihood": evidence,
+            "log marginal likelihood error": error,
+            "choice": [label == self.choice for label in labels],
         }
-        index = pd.Index([*self.fits], name="fit", tupleize_cols=False)
-        table = pd.DataFrame(columns, index=index)
-        return table.iloc[np.argsort(-to_numpy(self.density), kind="stable")]
+        return {name: [values[k] for k in order] for name, values in columns.items()}
 
     @property
-    def summary(self) -> str:
+    def caption(self) -> str:
         """The choice, the criterion and the number of sentences, in one line."""
         count = self.densities.shape[1]
         return (
@@ -166,16 +164,9 @@ class ModelComparison(SavedResult):
         )
 
     def __str__(self) -> str:
-        table = self._mark_unavailable().to_string(float_format="{:.4f}".format)
-        return "\n".join([self.summary, table, *(f"note: {note}" for note in self.notes)])
+        return self._format_text()
 
-    def _repr_html_(self) -> str:
-        """Return the summary, the table and the notes as HTML."""
-        notes = "".join(f"<li>{html.escape(note)}</li>" for note in self.notes)
-        table = self._mark_unavailable().to_html(float_format="{:.4f}".format)
-        return f"<p>{html.escape(self.summary)}</p>{table}" + (f"<ul>{notes}</ul>" if notes else "")
-
-    def _mark_unavailable(self) -> pd.DataFrame:
+    def _get_shown_frame(self) -> pd.DataFrame:
         """Return the table for display: an evidence without an estimate is "not available"."""
         column = "log marginal likelihood"
         table = self.to_dataframe()

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bnet_transformer._core.checks import check_mapping
-from bnet_transformer._core.results import SavedResult
+from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import enable_gradients, fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel
 from bnet_transformer.compiler import CompiledModule
@@ -31,12 +30,9 @@ from bnet_transformer.inference.factors import Factor, check_elimination_budget,
 from bnet_transformer.learning.fit.objective import FitObjective
 from bnet_transformer.tpm import Normal
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 @dataclass(frozen=True)
-class Check(SavedResult):
+class Check(Result):
     """Posterior predictive checks of a readout: each statistic of the data and of replicated data.
 
     Attributes:
@@ -53,17 +49,13 @@ class Check(SavedResult):
     p: Mapping[str, float]
     readout: str = ""
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each statistic."""
-        import pandas as pd
+    def _get_columns(self) -> Mapping[str, Any]:
+        return {"observed": self.observed, "mean": self.mean, "spread": self.spread, "p": self.p}
 
-        columns = {"observed": self.observed, "mean": self.mean, "spread": self.spread, "p": self.p}
-        return pd.DataFrame(columns).rename_axis(self.readout or None)
-
-    def _repr_html_(self) -> str:
-        """Return the table of the checks as HTML."""
-        caption = html.escape(f"posterior predictive checks of {self.readout}")
-        return f"<div>{caption}{self.to_dataframe().to_html()}</div>"
+    @property
+    def caption(self) -> str:
+        """The readout, in one line."""
+        return f"posterior predictive checks of {self.readout}"
 
 
 @enable_gradients()

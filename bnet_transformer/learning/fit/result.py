@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import html
 import math
-import os
-import tempfile
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
 from torch import Tensor
 
-from bnet_transformer._core import files
 from bnet_transformer._core.checks import check_fraction, check_int
 from bnet_transformer._core.distributed import DistributedContext, distributed_context, is_distributed, single_process
 from bnet_transformer._core.process import translate_memory_errors
-from bnet_transformer._core.results import Fields, build_object, check_field_types, register_codec
+from bnet_transformer._core.results import Fields, Result
 from bnet_transformer._core.stats import MAX_KHAT
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.gather import batch_to_request
 from bnet_transformer.compiler.plan import StructureError
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.batch import infer_fit_task
-from bnet_transformer.declare import Network, NodeSpec, as_network, io
-from bnet_transformer.errors import BNetError, BudgetError, FileError, UnsupportedError, unknown_name_error
+from bnet_transformer.declare import Network, NodeSpec, as_network
+from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.elimination import compute_posterior
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit import heads as heads
@@ -57,21 +52,13 @@ if TYPE_CHECKING:
 
 MAX_POSTERIOR_DRAWS = 100  # a prediction, responsibility or likelihood is the mean over at most this many draws
 SENTENCES_PER_PART = 1024
-NET_CLASSES = Network.__name__, "BNet"  # the nets of a fit, which `build_object` builds from a file
 LEAVE_ONE_OUT = "leave-one-out (PSIS, az.loo)"
 MISSING_OPTION = "bt.fit(..., missing=True)"  # queries treat NaN as the fit does
-FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer fit", 1, "a fit that save wrote"
-HEADER_FIELDS = (
-    *("method", "sentences", "evaluated_on", "criterion", "restart", "finished", "approximate", "converged"),
-    *("learned", "budget", "missing", "divergent", "matched", "effective_sample_size"),
-    *("notes", "khat", "guide", "log_marginal_likelihood", "log_marginal_likelihood_error", "restart_densities"),
-)
-FILE_KEYS = {"evaluated_on": "judged_on", "criterion": "judged_by"}  # fields that have another key in files and JSON
 MAX_LIKELIHOOD_NUMEL = 2**26  # maximum numbers of a table of log likelihoods
 
 
 @dataclass(frozen=True)
-class Fit(Generic[N]):
+class Fit(Result, Generic[N]):
     """A fitted net, with its posterior samples and the history of the fit.
 
     Attributes:
@@ -118,6 +105,11 @@ class Fit(Generic[N]):
         log_marginal_likelihood_error: The standard error of `log_marginal_likelihood`. It is too small if `khat` is
             above 0.5, because then the variance of the weights is not finite.
     """
+
+    _shapes = (
+        "samples: {_} real chain draw *_; statistics: {_} any chain draw *_; known_likelihoods: real chain draw _; "
+        "choices: {_} real *_; data: any"
+    )
 
     net: N
     method: str
@@ -460,47 +452,39 @@ class Fit(Generic[N]):
         )
         return result
 
-    def save(self, path: str | Path) -> None:
-        """Write the fit to one safetensors file: the net, samples, bounds and scores. `bt.load` reads it.
-
-        Args:
-            path: The path of the file.
-        """
-        tensors = {"net": io.to_tensor(self.network)}
-        tensors["bounds"] = torch.tensor(self.bounds, dtype=torch.float64)
-        tensors["measured"] = torch.tensor(self.measured, dtype=torch.float64).reshape(-1, 3)
-        for part in ("samples", "choices", "statistics"):
-            values = getattr(self, part).items()
-            tensors |= {f"{part}/{name}": value.detach().cpu().contiguous() for name, value in values}
+    def _to_fields(self) -> Fields:
         with single_process():  # files are written by one rank
             known = self.log_likelihoods
-        if known is not None:
-            tensors["log_likelihoods"] = known.detach().cpu().contiguous()
-        header = {FILE_KEYS.get(name, name): getattr(self, name) for name in HEADER_FIELDS}
-        head = {"format": FORMAT, "version": VERSION, "told": header}
-        files.write_tensors(path, head, tensors)
+        return {**super()._to_fields(), "data": None, "known_likelihoods": known}
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each score of each restart."""
-        import pandas as pd
+    @classmethod
+    def _from_fields(cls, fields: Fields) -> Fit[Any]:
+        as_network(fields["net"])  # a file may name another class
+        return cls(**fields)
 
-        return pd.DataFrame(self.measured, columns=["step", "restart", f"{self.criterion} of a sentence"])
+    def _get_columns(self) -> Mapping[str, Any]:
+        steps, restarts, scores = zip(*self.measured, strict=True) if self.measured else ((), (), ())
+        return {"step": steps, "restart": restarts, f"{self.criterion} of a sentence": scores}
 
-    def _repr_html_(self) -> str:
-        """Return a description of the fit and its heads as HTML."""
-        caption = f"{self.method} of {self.sentences:,} sentences, {len(self.bounds)} steps, restart {self.restart}"
-        caption += f", scored by the {self.criterion} on {self.evaluated_on}" + (
-            "" if self.finished else ", interrupted"
-        )
+    @property
+    def caption(self) -> str:
+        """The net, the method and the score, in one line."""
+        caption = f"{self.net!r}: {self.method} of {self.sentences:,} sentences, {len(self.bounds)} steps, "
+        caption += f"restart {self.restart}, scored by the {self.criterion} on {self.evaluated_on}"
+        caption += "" if self.finished else ", interrupted"
         caption += {None: "", True: ", converged", False: ", not converged"}[self.converged]
         caption += "" if self.approximate is None else f"; approximate: {self.approximate}"
-        caption += "" if self.khat is None else f"; k-hat {self.khat:.2f}"
-        caption += f"; notes: {'; '.join(self.notes)}" if self.notes else ""
+        return caption + ("" if self.khat is None else f"; k-hat {self.khat:.2f}")
+
+    def _get_shown_frame(self) -> pd.DataFrame:
+        return self.heads.to_dataframe() if self.selectors else self.to_dataframe()
+
+    def _get_notes(self) -> Sequence[str]:
+        notes = [*self.notes, *([self.heads.caption] if self.selectors else [])]
         if self.samples and self.method == "nuts" and len(self.matched) < len(self.selectors):
             names = ", ".join(name for name in self.selectors if name not in self.matched)
-            caption += f"; the heads of {names} are not aligned across draws, because they are not exchangeable"
-        heads_html = self.heads._repr_html_() if self.selectors else ""
-        return f"<p>{html.escape(repr(self.net))}<br>{html.escape(caption)}</p>{heads_html}"
+            notes.append(f"the heads of {names} are not aligned across draws, because they are not exchangeable")
+        return notes
 
     def _find_selector(self, name: str | None) -> NodeSpec:
         """Return the selector of this name, by default the first one."""
@@ -702,66 +686,3 @@ def collect_notes(fits: Mapping[str, Fit[Any]]) -> list[str]:
         notes += [f"{name}: interrupted"] if not fit.finished else []
         notes += [f"{name}: {note}" for note in fit.notes]
     return notes
-
-
-def is_fit(path: str | os.PathLike[str]) -> bool:
-    """Return True for a file that `save` wrote; `load` reports other defects of the file."""
-    return files.has_format(path, FILE_DESCRIPTION, FORMAT)
-
-
-def load(path: str | os.PathLike[str], *, trust: bool | str | Collection[str] = ()) -> Fit[Network]:
-    """Read a fit that `save` wrote, and check the hash of its bytes."""
-    source = files.as_path(path)
-    head, tensors = files.read_tensors(source, FILE_DESCRIPTION, FORMAT, VERSION)
-    with files.wrap_read_errors(source, FILE_DESCRIPTION):
-        names = {key: name for name, key in FILE_KEYS.items()}
-        saved = {names.get(key, key): value for key, value in head["told"].items()}
-        header: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in saved.items()}
-        groups: dict[str, Any] = {"samples": {}, "statistics": {}, "choices": {}}
-        for name, value in tensors.items():
-            part, _, key = name.partition("/")
-            if key:
-                groups[part][key] = value
-        measured = ((int(step), int(restart), score) for step, restart, score in tensors["measured"].tolist())
-        values: dict[str, Any] = {
-            "net": _load_network(source, tensors["net"], trust),
-            "bounds": tuple(tensors["bounds"].tolist()),
-            "measured": tuple(measured),
-            "known_likelihoods": tensors.get("log_likelihoods"),
-            **groups,
-            **header,
-        }
-        check_field_types(Fit, values, str(source))
-        return Fit(**values)
-
-
-def _load_network(source: Path, content: Tensor, trust: bool | str | Collection[str]) -> Network:
-    """Read the net of a fit from its bytes; errors name the file of the fit."""
-    try:
-        return io.from_tensor(content, trust)
-    except FileError as error:
-        raise FileError(str(source), **error.parts) from error
-
-
-def _to_fields(fit: Fit[Any]) -> Fields:
-    """The file of a fit as a tensor, which the file of a result contains, and the class of its net."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "fit.safetensors")
-        fit.save(path)
-        content = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8)
-    return {"file": content, "net": type(fit.net).__name__}
-
-
-def _from_fields(fields: Fields, trust: bool | Collection[str]) -> Fit[Any]:
-    """The fit of `_to_fields`."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "fit.safetensors")
-        path.write_bytes(fields["file"].numpy().tobytes())
-        fit: Fit[Any] = load(path, trust=trust)
-    kind = fields["net"]
-    if kind not in NET_CLASSES:
-        raise BNetError("net of a fit", expected="a class of nets", actual=kind, allowed=", ".join(NET_CLASSES))
-    return fit if kind == Network.__name__ else replace(fit, net=build_object(kind, fit.network))
-
-
-register_codec(Fit, _to_fields, _from_fields, {"file": Tensor, "net": str})
