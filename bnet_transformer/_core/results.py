@@ -360,52 +360,35 @@ Fields = dict[str, Any]
 FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer result", 1, "a result that save wrote"
 FIT_FORMAT = "bnet_transformer fit"  # of version 0.1, whose fits had a format of their own
 MAX_HTML_ROWS = 20
-RESULTS: Mapping[str, tuple[str, ...]] = {  # the module of each class of results
-    "bnet_transformer._core.result_comparison": ("ResultComparison",),
-    "bnet_transformer.attention.heads.head_roles": ("Roles",),
-    "bnet_transformer.attention.heads.head_tables": ("Damage", "Inclusion"),
-    "bnet_transformer.attention.rollout": ("Reads",),
-    "bnet_transformer.attention.tan": ("CorpusTan", "Tan", "TanTree"),
-    "bnet_transformer.cost.net_cost": ("Cost",),
-    "bnet_transformer.inference.group_posterior": ("GroupPosterior",),
-    "bnet_transformer.inference.ranked_states": ("RankedStates",),
-    "bnet_transformer.inference.sampling": ("Samples",),
-    "bnet_transformer.interventions.circuits.curves": ("FaithfulnessCurves",),
-    "bnet_transformer.interventions.circuits.hypothesis_tests": ("CircuitTests",),
-    "bnet_transformer.interventions.circuits.result": ("Circuit",),
-    "bnet_transformer.interventions.counterfactual": ("Counterfactual",),
-    "bnet_transformer.interventions.sweeps.calibration": ("EstimateCalibration",),
-    "bnet_transformer.interventions.sweeps.results": ("Mediation", "Sweep"),
-    "bnet_transformer.learning.calibration.result": ("Calibration",),
-    "bnet_transformer.learning.fit.comparison": ("Comparison",),
-    "bnet_transformer.learning.fit.head_summary": ("Heads",),
-    "bnet_transformer.learning.fit.model_comparison": ("ModelComparison",),
-    "bnet_transformer.learning.fit.predictive": ("Check",),
-    "bnet_transformer.learning.fit.result": ("Fit",),
-    "bnet_transformer.learning.training.generated": ("Generated",),
-    "bnet_transformer.learning.training.loop": ("Trained",),
-    "bnet_transformer.programs.truth": ("TrueEdges",),
-    "bnet_transformer.residual_stream.lens": ("Lens",),
-    "bnet_transformer.residual_stream.results": ("Contributions", "PathContributions", "ScoreContributions"),
-    "bnet_transformer.residual_stream.tuned_lens": ("TunedLens",),
+RESULTS: Mapping[str, tuple[str, ...]] = {  # the package or module of each class of results
+    "attention": ("CorpusTan", "Damage", "Inclusion", "Reads", "Roles", "Tan", "TanTree"),
+    "cost": ("Cost",),
+    "inference": ("GroupPosterior", "RankedStates", "Samples"),
+    "interventions": ("ResultComparison",),
+    "interventions.circuits": ("Circuit", "CircuitTests", "FaithfulnessCurves"),
+    "interventions.counterfactual": ("Counterfactual",),
+    "interventions.sweeps": ("EstimateCalibration", "Mediation", "Sweep"),
+    "learning.calibration": ("Calibration",),
+    "learning.fit": ("Check", "Comparison", "Fit", "Heads", "ModelComparison"),
+    "learning.training": ("Generated", "Trained"),
+    "programs": ("TrueEdges",),
+    "residual_stream": ("Contributions", "Lens", "PathContributions", "ScoreContributions", "TunedLens"),
 }
 PARTS: Mapping[str, tuple[str, ...]] = {  # of other classes whose objects are parts of results
-    "bnet_transformer._core.saved_results": ("UnsavedFunction",),
-    "builtins": ("frozenset",),
-    "bnet_transformer.bnet": ("BNet",),
-    "bnet_transformer.cost.flop_counter": ("Polynomial",),
-    "bnet_transformer.cost.net_cost": ("SliceCost", "TemplateCost"),
-    "bnet_transformer.data.batch": ("Batch", "Evidence"),
-    "bnet_transformer.declare.io": ("Network",),
-    "bnet_transformer.graph.quotient": ("Quotient",),
-    "bnet_transformer.inference.ranked_states": ("GroupStates",),
-    "bnet_transformer.interventions.circuits.pairs": ("CircuitPairs",),
-    "bnet_transformer.interventions.sweeps.cell_result": ("CellGrid",),
-    "bnet_transformer.interventions.sweeps.examples": ("Examples",),
-    "bnet_transformer.reference.ground_model": ("GroundModel",),
-    "bnet_transformer.residual_stream.lens": ("LensReader",),
-    "bnet_transformer.residual_stream.results": ("ReadoutDirection",),
-    "bnet_transformer.residual_stream.writers": ("Writer",),
+    "_core.saved_results": ("UnsavedFunction", "frozenset"),
+    "bnet": ("BNet",),
+    "cost": ("Polynomial", "SliceCost", "TemplateCost"),
+    "data": ("Batch", "Evidence"),
+    "declare.io": ("Network",),
+    "graph": ("Quotient",),
+    "inference": ("GroupStates",),
+    "interventions.circuits.pairs": ("CircuitPairs",),
+    "interventions.sweeps.cell_result": ("CellGrid",),
+    "interventions.sweeps.examples": ("Examples",),
+    "reference": ("GroundModel",),
+    "residual_stream.lens": ("LensReader",),
+    "residual_stream.results": ("ReadoutDirection",),
+    "residual_stream.writers": ("Writer",),
 }
 MODULES = {name: module for table in (RESULTS, PARTS) for module, names in table.items() for name in names}
 
@@ -731,7 +714,9 @@ def find_class(name: str, location: str) -> type:
         hint = "If a newer version of bnet_transformer wrote the file, update with pip install --upgrade"
         known = ", ".join(sorted(name for names in RESULTS.values() for name in names))
         raise FileError(location, expected="a known kind of result", actual=name, allowed=known, hint=hint)
-    kind: type = getattr(importlib.import_module(MODULES[name]), name)
+    if name == frozenset.__name__:
+        return frozenset
+    kind: type = getattr(importlib.import_module(f"bnet_transformer.{MODULES[name]}"), name)
     return kind
 
 

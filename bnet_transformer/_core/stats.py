@@ -17,7 +17,7 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
 from bnet_transformer._core.files import compute_digest
 from bnet_transformer._core.results import Result
-from bnet_transformer._core.tensors import FloatArray
+from bnet_transformer._core.tensors import FloatArray, rank_by_size
 from bnet_transformer._core.tokens import get_raw
 from bnet_transformer.errors import BNetError
 
@@ -155,12 +155,8 @@ def studentised_interval(
     (first, influence), (second, other_influence) = (estimate_ratio(table) for table in tables)
     parts = [influence - other_influence] if paired else [influence, -other_influence]
     generator = np.random.default_rng(seed)
-    weights = []
-    for part in parts:
-        count = part.shape[-1]
-        weights.append(generator.multinomial(count, np.full(count, 1 / count), resamples).T / count)
+    weights = [resample_weights(part.shape[-1], resamples, generator) for part in parts]
     error = np.sqrt(sum(part.var(-1, ddof=1) / part.shape[-1] for part in parts))
-    tail = (1 - confidence) / 2
     ends = np.full((2, len(first)), np.nan)
     step = max(1, MAX_CHUNK_NUMEL // resamples)
     for start in range(0, len(first), step):
@@ -174,8 +170,47 @@ def studentised_interval(
         floor = 1e-9 * error[rows, None]
         with np.errstate(invalid="ignore"):  # NaN for a cell whose estimate is not finite
             t = np.divide(mean, np.sqrt(variance), out=np.zeros_like(mean), where=np.sqrt(variance) > floor)
-            ends[:, rows] = np.quantile(t, (1 - tail, tail), axis=1)
-    low, high = first - second - ends * error
+            ends[:, rows] = percentile_interval(t, confidence)
+    low, high = first - second - ends[::-1] * error
+    return low, high
+
+
+def resample_weights(count: int, resamples: int, generator: np.random.Generator) -> FloatArray:
+    """The weight of each of `count` examples in the mean of each resample, `[count, resample]`."""
+    weights: FloatArray = generator.multinomial(count, np.full(count, 1 / count), resamples).T / count
+    return weights
+
+
+def percentile_interval(values: FloatArray, confidence: float) -> tuple[FloatArray, FloatArray]:
+    """The ends of the percentile interval (Efron 1979) of the values of the resamples, the last dim."""
+    low, high = np.quantile(values, ((1 - confidence) / 2, (1 + confidence) / 2), axis=-1)
+    return low, high
+
+
+def bootstrap_interval(effects: FloatArray, confidence: float, draws: int, seed: int) -> tuple[FloatArray, FloatArray]:
+    """The percentile bootstrap interval of the mean effect of each cell.
+
+    Args:
+        effects: The effects, `[cell, example]`.
+        confidence: The confidence level of the interval, from 0 to 1.
+        draws: The number of resamples, which all cells share.
+        seed: The seed of the resamples.
+
+    Returns:
+        The lower and the upper ends, `[cell]` each.
+    """
+    size, count = effects.shape
+    # The mean of a resample is the product of the effects and the frequencies of the examples in it, so that all cells
+    # and resamples are one matrix product.
+    weights = np.zeros((draws, count))
+    numbers = np.random.default_rng(seed).integers(0, count, (draws, count))
+    np.add.at(weights, (np.arange(draws)[:, None], numbers), 1 / count)
+    step = max(1, MAX_CHUNK_NUMEL // draws)
+    with np.errstate(invalid="ignore"):  # the interval of an infinite effect is NaN
+        parts = [
+            percentile_interval(effects[k : k + step] @ weights.T, confidence) for k in range(0, max(size, 1), step)
+        ]
+    low, high = (np.concatenate(ends) for ends in zip(*parts, strict=True))
     return low, high
 
 
@@ -379,13 +414,8 @@ class ResultComparison(Result):
         Returns:
             Pairs of the name of a cell and its difference, in decreasing order of the absolute difference.
         """
-        order = self._rank_cells()[: check_int("count", count)]
+        order = rank_by_size(self.difference, count)
         return [(self.cells[k], float(self.difference[k])) for k in order]
-
-    def _rank_cells(self) -> list[int]:
-        """The cells in decreasing order of the absolute difference."""
-        order: list[int] = self.difference.abs().nan_to_num(-1.0).argsort(descending=True, stable=True).tolist()
-        return order
 
     def _get_columns(self) -> Mapping[str, Any]:
         numbers = {"first": self.first, "second": self.second, "difference": self.difference}
@@ -417,7 +447,7 @@ class ResultComparison(Result):
         return f"<ResultComparison of {self.caption}{best}>"
 
     def _get_shown_frame(self) -> pd.DataFrame:
-        return self.to_dataframe().iloc[self._rank_cells()]
+        return self.to_dataframe().iloc[rank_by_size(self.difference)]
 
 
 def _check_same(first: SentenceValues, second: SentenceValues) -> None:

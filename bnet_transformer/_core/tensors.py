@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.process import ignore_caller_modes
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -141,6 +142,7 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
+TIE_DIGITS = 6  # numbers that are equal up to this part of the largest are ties
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 UNSIGNED_DTYPES = (torch.uint16, torch.uint32, torch.uint64)  # torch supports few operations on these types
 
@@ -188,3 +190,20 @@ def copy_to_tensor(value: object) -> Tensor:
 def to_tuples(table: float | list[Any]) -> Any:
     """Nested lists as nested tuples, which are hashable."""
     return tuple(map(to_tuples, table)) if isinstance(table, list) else table
+
+
+def rank_by_size(values: Tensor | FloatArray, count: int | None = None) -> list[int]:
+    """The positions of the numbers in decreasing order of their absolute values; ties are in the given order.
+
+    Args:
+        values: The numbers; NaN is last.
+        count: The maximum number of positions; None for all.
+
+    >>> rank_by_size(np.array([0.5, np.nan, -2.0, 2.0]), 3)
+    [2, 3, 0]
+    """
+    numbers = to_numpy(values.double()) if isinstance(values, Tensor) else values
+    magnitude = np.where(np.isnan(numbers), -1.0, np.abs(numbers))
+    greatest = magnitude.max(initial=1e-290, where=np.isfinite(magnitude))
+    order: list[int] = np.argsort(-np.round(magnitude / greatest, TIE_DIGITS), kind="stable").tolist()
+    return order if count is None else order[: check_int("count", count)]

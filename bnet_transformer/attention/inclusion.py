@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,11 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed, check_sequence
 from bnet_transformer._core.distributed import DistributedContext, distributed_context
+from bnet_transformer._core.effect_tables import EffectTable
 from bnet_transformer._core.files import derive_seed
 from bnet_transformer._core.process import check_memory, translate_memory_errors
 from bnet_transformer._core.results import Result
-from bnet_transformer._core.stats import ComparableResult, SentenceValues, digest_words
+from bnet_transformer._core.stats import SentenceValues, digest_words
 from bnet_transformer._core.tensors import enable_gradients, to_numpy
 from bnet_transformer.attention.gates import (
     MAX_RHAT,
@@ -77,7 +77,7 @@ def head_shares(rho: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(shares, -1), (1 - rho.double()).prod(-1).mean(0)
 
 
-class HeadTable(ComparableResult):
+class HeadTable(EffectTable):
     """A result about heads, which is displayed as a one-line summary and a table with one row for each head."""
 
     _number_format = "{:.3f}"
@@ -87,44 +87,23 @@ class HeadTable(ComparableResult):
         """Return one row for each head."""
         return self.to_dataframe()
 
-    def to_rows(self, arrays: Collection[str], **axes: Collection[object]) -> pd.DataFrame:
-        """Return one row for each index along some axes, with a column for each axis and each field in `arrays`.
-
-        Args:
-            arrays: The names of the fields.
-            **axes: The labels of each axis, in the order of the dims of the fields.
-
-        Returns:
-            The table.
-        """
-        import pandas as pd
-
-        table = pd.MultiIndex.from_product(axes.values(), names=axes.keys()).to_frame(index=False)
-        return table.assign(**{name: to_numpy(getattr(self, name).flatten()) for name in arrays})
-
     def __str__(self) -> str:
         return self._format_text()
 
+    def _to_head_values(
+        self, measure: str, values: Tensor | None, settings: Mapping[str, object], **options: Any
+    ) -> SentenceValues:
+        """The values of cells by sentence, `[sentence, slice, head]` or `[sentence, slice, head, relation]`."""
+        if values is None:
+            raise BNetError("compare", expected="results with values by sentence", hint="Compute the results again")
+        cells = self._get_cells()
+        names = (
+            f"{row[0]}_{row[1]}" + "".join(f" {name}" for name in row[2:]) for row in zip(*cells.values(), strict=True)
+        )
+        return SentenceValues(measure, tuple(names), cells, to_numpy(values.flatten(1).T), settings=settings, **options)
+
     def _get_shown_frame(self) -> pd.DataFrame:
         return self.by_head()
-
-
-def to_head_values(
-    measure: str,
-    slices: tuple[str, ...],
-    values: Tensor | None,
-    settings: Mapping[str, object],
-    relations: tuple[str, ...] = (),
-) -> SentenceValues:
-    """The values of heads by sentence, `[sentence, slice, head]` or `[sentence, slice, head, relation]`."""
-    if values is None:
-        raise BNetError("compare", expected="results with values by sentence", hint="Compute the results again")
-    axes: dict[str, Sequence[Any]] = {"slice": slices, "head": range(values.shape[2])}
-    axes |= {"relation": relations} if relations else {}
-    rows = list(itertools.product(*axes.values()))
-    cells = tuple(f"{row[0]}_{row[1]}" + "".join(f" {name}" for name in row[2:]) for row in rows)
-    columns = dict(zip(axes, zip(*rows, strict=True), strict=True))
-    return SentenceValues(measure, cells, columns, to_numpy(values.flatten(1).T), settings=settings)
 
 
 def _digest_batch(network: Network, batch: Batch) -> tuple[str, ...]:
@@ -321,13 +300,18 @@ class Inclusion(HeadTable):
         """
         return head_shares(self.rho)
 
+    @property
+    def _columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        rhat = () if self.rhat is None else ("rhat",)
+        errors = ("importance", "importance_error", "ablation", "ablation_error")
+        return ("rank", "mean", "rho_error", "low", "high", "log_bayes", "error", *rhat, *errors)
+
+    def _get_axes(self) -> Mapping[str, Sequence[Any]]:
+        return {"slice": self.slices, "head": range(self.log_bayes.shape[1])}
+
     def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each head, by rank."""
-        names = ["rank", "mean", "rho_error", "low", "high", "log_bayes", "error"]
-        names += ["rhat"] if self.rhat is not None else []
-        names += ["importance", "importance_error", "ablation", "ablation_error"]
-        table = self.to_rows(names, slice=self.slices, head=range(self.log_bayes.shape[1]))
-        return table.rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
+        """A data frame with a row for each head, by rank."""
+        return super().to_dataframe().rename(columns={"mean": "rho"}).sort_values("rank", ignore_index=True)
 
     def by_head(self) -> pd.DataFrame:
         """Return one row for each head; the table of svi labels its error, which leaves out the approximation."""
@@ -338,9 +322,8 @@ class Inclusion(HeadTable):
 
     def _to_sentence_values(self) -> SentenceValues:
         # The gates of a net share rho, so that their probabilities are not independent between sentences.
-        settings = {"likelihood": self.likelihood}
-        values = to_head_values("loss with the head off, nats", self.slices, self.losses, settings)
-        return replace(values, digests=_digest_batch(self.network, self.data))
+        settings, digests = {"likelihood": self.likelihood}, _digest_batch(self.network, self.data)
+        return self._to_head_values("loss with the head off, nats", self.losses, settings, digests=digests)
 
     def _check_pair(self, other: Inclusion) -> None:
         if self.sigma != other.sigma:  # a loss is a squared error in units of sigma

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from bnet_transformer._core.process import check_memory, translate_memory_errors
 from bnet_transformer._core.stats import SentenceValues
 from bnet_transformer._core.tensors import FloatArray, to_numpy
 from bnet_transformer._core.tokens import get_raw
-from bnet_transformer.attention.inclusion import HeadTable, to_head_values
+from bnet_transformer.attention.inclusion import HeadTable
 from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState, gather_parents
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import EncodedSentence
@@ -433,6 +433,7 @@ class Roles(HeadTable):
         digests: A digest of the words of each sentence; empty if they are unknown.
     """
 
+    _columns = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
     _shapes = (
         "sentences: size sentence; slices selectors: any slice; relations: any relation; mean low high spread counts "
         "chance above top: float64 slice head relation; by_sentence: float64 sentence slice head relation; digests: "
@@ -501,10 +502,8 @@ class Roles(HeadTable):
         heads = (low >= check_float("minimum", minimum)).nonzero().tolist()
         return tuple((int(t), int(h)) for t, h in sorted(heads, key=lambda at: -float(low[at[0], at[1]])))
 
-    def to_dataframe(self) -> pd.DataFrame:
-        """Return one row for each head and relation."""
-        arrays = ("mean", "low", "high", "spread", "counts", "chance", "above", "top")
-        return self.to_rows(arrays, slice=self.slices, head=range(self.mean.shape[1]), relation=self.relations)
+    def _get_axes(self) -> Mapping[str, Sequence[Any]]:
+        return {"slice": self.slices, "head": range(self.mean.shape[1]), "relation": self.relations}
 
     def by_head(self) -> pd.DataFrame:
         """Return one row for each head: its role, the probability of that role, and the posterior of its share."""
@@ -515,11 +514,10 @@ class Roles(HeadTable):
         return result[columns].reset_index(drop=True)
 
     def _to_sentence_values(self) -> SentenceValues:
-        relations = {"relations": self.relations}
-        measure = "mean share of attention over the sentences"
-        values = to_head_values(measure, self.slices, self.by_sentence, relations, self.relations)
         note = f"the estimates are means without the prior: alpha = {self.alpha:g} is not in them"
-        return replace(values, notes=(note,), digests=self.digests)
+        options: Any = {"notes": (note,), "digests": self.digests}
+        settings = {"relations": self.relations}
+        return self._to_head_values("mean share of attention over the sentences", self.by_sentence, settings, **options)
 
     def _get_notes(self) -> Sequence[str]:
         return [f"The relation {name} is left out: {reason}." for name, reason in self.left_out.items()]

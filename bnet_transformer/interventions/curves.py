@@ -22,7 +22,7 @@ from bnet_transformer._core.checks import (
     check_sequence,
 )
 from bnet_transformer._core.process import translate_memory_errors
-from bnet_transformer._core.stats import ComparableResult, SentenceValues
+from bnet_transformer._core.stats import ComparableResult, SentenceValues, percentile_interval, resample_weights
 from bnet_transformer._core.tensors import BoolArray, FloatArray, to_numpy
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.acdc import ARROWS, MAX_BATCH_SIZE, CircuitPairs, build_divergence_runs
@@ -154,7 +154,7 @@ class FaithfulnessCurves(ComparableResult):
         """
         if self.examples < 2:
             raise BNetError("interval", expected="at least 2 pairs", actual=self.examples)
-        low, high = self._quantiles(self._curves(method, ranking).mean(0))
+        low, high = percentile_interval(self._curves(method, ranking).mean(0)[..., 1:], self.confidence)
         return torch.from_numpy(low), torch.from_numpy(high)
 
     def by_pair(self, method: str, *, ranking: str = "signed") -> Tensor:
@@ -200,7 +200,7 @@ class FaithfulnessCurves(ComparableResult):
         for name in self.methods:
             row = rows[name] = {}
             for measure, values in self._integrals[name].items():
-                ends = self._quantiles(values) if self.examples > 1 else (np.nan, np.nan)
+                ends = percentile_interval(values[1:], self.confidence) if self.examples > 1 else (np.nan, np.nan)
                 row |= {measure: float(values[0]), f"{measure} low": float(ends[0]), f"{measure} high": float(ends[1])}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("method").reset_index()
 
@@ -236,10 +236,8 @@ class FaithfulnessCurves(ComparableResult):
     def _weights(self) -> FloatArray:
         """The weights of the pairs in the sample and in each resample, `[example, 1 + resample]`."""
         count = self.examples
-        weights = np.full((count, 1 + self.resamples), 1 / count)
-        generator = np.random.default_rng(self.seed)
-        weights[:, 1:] = generator.multinomial(count, np.full(count, 1 / count), self.resamples).T / count
-        return weights
+        weights = resample_weights(count, self.resamples, np.random.default_rng(self.seed))
+        return np.concatenate([np.full((count, 1), 1 / count), weights], axis=1)
 
     @cached_property
     def _integrals(self) -> dict[str, dict[str, FloatArray]]:
@@ -254,12 +252,6 @@ class FaithfulnessCurves(ComparableResult):
                 "log-k area": integrate(signed, np.log(k)).mean(0) / np.log(k[-1] / k[0]),
             }
         return results
-
-    def _quantiles(self, values: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """The ends of the interval of values, `[..., 1 + resample]`."""
-        tail = (1 - self.confidence) / 2
-        low, high = np.quantile(values[..., 1:], (tail, 1 - tail), axis=-1)
-        return low, high
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name} CPR {self.cpr[name]:.3f} CMD {self.cmd[name]:.3f}" for name in self.methods)

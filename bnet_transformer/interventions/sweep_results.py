@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from html import escape
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
+from bnet_transformer._core.effect_tables import EffectTable
 from bnet_transformer._core.naming import WORD, count_word_from_start, split_path
 from bnet_transformer._core.results import Result
-from bnet_transformer._core.stats import ComparableResult, SentenceValues
-from bnet_transformer._core.tensors import to_numpy
+from bnet_transformer._core.stats import SentenceValues, bootstrap_interval
+from bnet_transformer._core.tensors import rank_by_size, to_numpy
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.interventions.examples import explain_unchecked_metric
 
@@ -137,7 +137,7 @@ class CellGrid:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class CellResult(ComparableResult):
+class CellResult(EffectTable):
     """The base class of results by cell.
 
     Attributes:
@@ -160,6 +160,7 @@ class CellResult(ComparableResult):
         notes: What to consider, such as that no cell changes the metric.
     """
 
+    _ranked: ClassVar[str]  # the column by which cells are ranked
     _shapes = (
         "labels positions: {_} any @; aligned special: {_} any @?; clean corrupt: float64 example; digests: any "
         "example?"
@@ -318,57 +319,67 @@ class CellResult(ComparableResult):
         Returns:
             A row for each cell: its effects, each with its standard error and 95% interval (NaN for a single example).
         """
-        frame = self._get_cell_frame()
+        import pandas as pd
+
+        frame = pd.DataFrame(self._get_cells())
         if examples:
             count = len(frame)
             frame = frame.loc[frame.index.repeat(self.examples)].reset_index(drop=True)
             frame["example"] = np.tile(np.arange(self.examples), count)
-        values = self._get_cell_columns(examples)
-        return frame.assign(**{column: self._get_cell_values(tensor).reshape(-1) for column, tensor in values.items()})
+        numbers = self._get_example_numbers() if examples else self._get_numbers()
+        return frame.assign(**{name: values.reshape(-1) for name, values in numbers.items()})
 
-    def _get_cell_frame(self) -> pd.DataFrame:
+    def _get_cells(self) -> dict[str, Sequence[Any]]:
         """The name of each cell, and its position and token along each axis."""
-        import pandas as pd
-
-        indices = list(self.names)
-        frame = pd.DataFrame({"name": list(self.names.values())})
+        columns: dict[str, Sequence[Any]] = {"name": list(self.names.values())}
         for dim, axis in enumerate(self.axes):
-            if axis in ("cell", "path"):
-                continue
+            index, labels = [cell[dim] for cell in self.names], self.labels.get(axis)
             if axis == "edge":
-                ends = [split_path(name) for name in self.labels[axis]]
-                for column, end in (("writer", 0), ("reader", 1)):
-                    frame[column] = [ends[index[dim]][end] for index in indices]
-                continue
-            along, labels = self.positions_along(axis), self.labels.get(axis)
-            frame[axis] = [along[index[dim]] for index in indices]
-            if labels is not None and labels != tuple(map(str, along)):
-                frame[TOKEN_COLUMNS.get(axis, f"{axis}_token")] = [labels[index[dim]] for index in indices]
-        return frame
+                ends = [split_path(self.labels[axis][k]) for k in index]
+                columns |= {"writer": [end[0] for end in ends], "reader": [end[1] for end in ends]}
+            elif axis not in ("cell", "path"):
+                along = self.positions_along(axis)
+                columns[axis] = [along[k] for k in index]
+                if labels is not None and labels != tuple(map(str, along)):
+                    columns[TOKEN_COLUMNS.get(axis, f"{axis}_token")] = [labels[k] for k in index]
+        return columns
 
     def _to_sentence_values(self) -> SentenceValues:
-        frame = self._get_cell_frame()
-        tables = {part: self._get_cell_values(effects) for part, effects in self._get_effects().items()}
-        cells = [f"{name}{suffix}" for part in tables for suffix in [f" {part}".rstrip()] for name in frame["name"]]
-        columns: dict[str, list[Any]] = {key: frame[key].tolist() * len(tables) for key in frame.columns[1:]}
+        cells, tables = self._get_cells(), self._get_effects()
+        names = [f"{name} {part}".rstrip() for part in tables for name in cells["name"]]
+        columns: dict[str, list[Any]] = {key: [*values] * len(tables) for key, values in cells.items() if key != "name"}
         if len(tables) > 1:
-            columns["part"] = [part for part in tables for _ in frame.index]
+            columns["part"] = [part for part in tables for _ in cells["name"]]
         settings = {"at": self.at, "axes": self.axes, "direction": self.direction, "metric": self.metric}
-        is_estimated = getattr(self, "first_order", False)
         notes = explain_unchecked_metric(self.metric)
-        notes += ("one result has estimates to first order",) if is_estimated else ()
-        values = np.concatenate([*tables.values()])
-        return SentenceValues(
-            "effect", tuple(cells), columns, values, settings=settings, notes=notes, digests=self.digests
-        )
+        notes += ("one result has estimates to first order",) if getattr(self, "first_order", False) else ()
+        options: Any = {"settings": settings, "notes": notes, "digests": self.digests}
+        values = np.concatenate([self._get_cell_values(effects) for effects in tables.values()])
+        return SentenceValues("effect", tuple(names), columns, values, **options)
 
     def _get_effects(self) -> dict[str, Tensor]:
         """The effects of the cells, `[*axes, example]`, by the part of the total effect; `""` for all of it."""
         raise NotImplementedError
 
-    def _get_cell_columns(self, examples: bool) -> dict[str, Tensor]:
-        """The columns of numbers, `[*axes]` each, or `[*axes, example]`."""
+    def _get_example_numbers(self) -> dict[str, Any]:
+        """The columns of numbers by cell and example, `[cell, example]` each."""
+        return {name: self._get_cell_values(effects) for name, effects in self._get_effects().items()}
+
+    def _get_shown_frame(self) -> pd.DataFrame:
+        import pandas as pd
+
+        means = {name: self._get_cell_values(values) for name, values in self._get_means().items()}
+        return pd.DataFrame({"cell": list(self.names.values()), **means}).iloc[rank_by_size(means[self._ranked])]
+
+    def _get_means(self) -> dict[str, Tensor]:
+        """The mean effects, and their standard errors if there are any, `[*axes]` each."""
         raise NotImplementedError
+
+    def _rank(self, values: Tensor, count: int) -> list[tuple[str, float]]:
+        """The names of the cells of the largest absolute values, and these values; not of cells that are NaN."""
+        numbers, names = self._get_cell_values(values), list(self.names.values())
+        ranked = [(names[k], float(numbers[k])) for k in rank_by_size(numbers, count)]
+        return [(name, number) for name, number in ranked if not np.isnan(number)]
 
     def _get_cell_values(self, values: Tensor) -> Any:
         """The values of the cells that exist, `[cell]` or `[cell, example]`, in the order of their names."""
@@ -396,9 +407,7 @@ def _format_count(count: int, noun: str) -> str:
 # Results of sweeps: the effect of each cell on the metric, by example, with standard errors and intervals.
 
 
-BOOTSTRAP_CHUNK_SIZE = 2**23  # resampled means at once, 64 MB
 MEDIATION_PARTS = ("direct", "indirect", "interaction")
-MAX_HTML_ROWS = 12  # rows in a notebook
 DEFAULT_TOP_COUNT = 5
 
 
@@ -433,6 +442,7 @@ class Sweep(CellResult):
         calibration: Estimated and exact effects of some cells, with `check=`; else None.
     """
 
+    _ranked = "effect"
     _shapes = CellResult._shapes + "; outcomes: float64 *axes example"
 
     outcomes: Tensor
@@ -485,7 +495,13 @@ class Sweep(CellResult):
         Raises:
             BNetError: There are fewer than 2 examples.
         """
-        return bootstrap_interval(self.effects, confidence, draws, seed)
+        if self.examples < 2:
+            raise BNetError("interval", expected="at least 2 examples", actual=self.examples)
+        check_fraction("confidence", confidence)
+        flat = to_numpy(self.effects.double().flatten(0, -2) if self.axes else self.effects.double()[None])
+        ends = bootstrap_interval(flat, confidence, check_int("draws", draws), check_seed(seed))
+        low, high = torch.from_numpy(np.stack(ends)).reshape(2, *self.effects.shape[:-1])
+        return low, high
 
     def __getitem__(self, name: str) -> float:
         """The mean effect of a cell.
@@ -507,13 +523,7 @@ class Sweep(CellResult):
         Returns:
             Pairs of the name of a cell and its mean effect, in decreasing order of the absolute effect.
         """
-        values = self._get_cell_values(self.values)
-        magnitude = np.where(np.isnan(values), -1.0, np.abs(values))
-        greatest = magnitude.max(initial=1e-290, where=np.isfinite(magnitude))
-        ranked = np.round(magnitude / greatest, 6)  # effects that differ only by rounding are ties
-        order = np.argsort(-ranked, kind="stable")[: check_int("count", count)]
-        names = list(self.names.values())
-        return [(names[k], float(values[k])) for k in order.tolist() if magnitude[k] >= 0]
+        return self._rank(self.values, count)
 
     def marks(self) -> Mapping[str, str]:
         """The marks of the strongest cells, for `s.draw("cells.svg", highlight=sweep)`; of edges, of both ends."""
@@ -526,12 +536,17 @@ class Sweep(CellResult):
     def _get_effects(self) -> dict[str, Tensor]:
         return {"": self.effects}
 
-    def _get_cell_columns(self, examples: bool) -> dict[str, Tensor]:
-        if examples:
-            return {"outcome": self.outcomes, "effect": self.effects}
+    def _get_example_numbers(self) -> dict[str, Any]:
+        return {"outcome": self._get_cell_values(self.outcomes), "effect": self._get_cell_values(self.effects)}
+
+    def _get_means(self) -> dict[str, Tensor]:
+        return {"effect": self.values, "error": self.error}
+
+    def _get_numbers(self) -> dict[str, Any]:
         nan = torch.full_like(self.values, torch.nan)
-        low, high = (nan, nan) if self.examples == 1 else self.interval()
-        return {"effect": self.values, "error": self.error, "low": low, "high": high}
+        ends = (nan, nan) if self.examples == 1 else self.interval()
+        numbers = self._get_means() | dict(zip(("low", "high"), ends, strict=True))
+        return {name: self._get_cell_values(values) for name, values in numbers.items()}
 
     def __repr__(self) -> str:
         best = "".join(f"; strongest {name} {effect:+.3g}" for name, effect in self.top(1))
@@ -562,13 +577,14 @@ class Sweep(CellResult):
         """The direction and the order of the effects, as text after a comma; empty for an exact sweep by denoising."""
         return (", corrupt into clean" if self.direction == "noise" else "") + self.format_order()
 
-    def _repr_html_(self) -> str:
+    @property
+    def caption(self) -> str:
+        """The cells, the method and the means of the runs, in one line."""
         runs = {"clean": self.clean, "corrupt": self.corrupt}
         means = [f"{name} {float(run.mean()):.3g}" for name, run in runs.items() if run is not None]
-        summary = f"{self.at}: {self._format_shape()}{self._format_method()}; "
-        summary += ", ".join(means if len(means) == 2 else ["an ablation", *means])
-        summary += self._format_notes()
-        return _render_html(self, summary, {"effect": self.values, "standard error": self.error})
+        means = means if len(means) == 2 else ["an ablation", *means]
+        text = f"{self.at}: {self._format_shape()}{self._format_method()}; {', '.join(means)}"
+        return text if self.calibration is None else f"{text}; {self.calibration.format_line()}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -600,6 +616,7 @@ class Mediation(CellResult):
         direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.
     """
 
+    _ranked = "indirect"
     _shapes = CellResult._shapes + "; indirect_outcomes direct_outcomes: float64 *axes example"
 
     clean: Tensor
@@ -667,10 +684,11 @@ class Mediation(CellResult):
     def _get_effects(self) -> dict[str, Tensor]:
         return {part: self.of(part).effects for part in MEDIATION_PARTS}
 
-    def _get_cell_columns(self, examples: bool) -> dict[str, Tensor]:
-        if examples:
-            return self._get_effects()
-        columns = {part: self.of(part)._get_cell_columns(examples) for part in MEDIATION_PARTS}
+    def _get_means(self) -> dict[str, Tensor]:
+        return {part: self.of(part).values for part in MEDIATION_PARTS}
+
+    def _get_numbers(self) -> dict[str, Any]:
+        columns = {part: self.of(part)._get_numbers() for part in MEDIATION_PARTS}
         flat = ((part, name, values) for part, table in columns.items() for name, values in table.items())
         return {part if name == "effect" else f"{part}_{name}": values for part, name, values in flat}
 
@@ -679,53 +697,7 @@ class Mediation(CellResult):
         total = f"total {float(self.total.mean()):+.3g}"
         return f"Mediation({self.at!r}, {self._format_shape()}, {total}{best}{self._format_notes()})"
 
-    def _repr_html_(self) -> str:
-        summary = f"through {self.at}: {self._format_shape()}; total effect {float(self.total.mean()):+.3g}"
-        summary += self._format_notes()
-        return _render_html(self, summary, {part: self.of(part).values for part in MEDIATION_PARTS})
-
-
-def bootstrap_interval(effects: Tensor, confidence: float, draws: int, seed: int) -> tuple[Tensor, Tensor]:
-    """The percentile bootstrap interval (Efron 1979) of the mean over the last dim.
-
-    Args:
-        effects: The effects, `[*axes, example]`.
-        confidence: The confidence level of the interval, from 0 to 1.
-        draws: The number of resamples, shared by all other dims.
-        seed: The seed of the resamples.
-
-    Returns:
-        The lower and the upper ends, `[*axes]` each.
-    """
-    check_fraction("confidence", confidence)
-    count, draws = effects.shape[-1], check_int("draws", draws)
-    generator = np.random.default_rng(check_seed(seed))
-    if count < 2:
-        raise BNetError("interval", expected="at least 2 examples", actual=count)
-    # The mean of a resample is the product of the effects and the frequencies of the examples in it, so that all cells
-    # and resamples are one matrix product.
-    weights = np.zeros((draws, count))  # the frequency of each example in each resample
-    np.add.at(weights, (np.arange(draws)[:, None], generator.integers(0, count, (draws, count))), 1 / count)
-    flat = to_numpy(effects.double().reshape(-1, count))
-    ends = np.full((2, len(flat)), np.nan)
-    quantiles = ((1 - confidence) / 2, (1 + confidence) / 2)
-    step = max(1, BOOTSTRAP_CHUNK_SIZE // draws)
-    for first in range(0, len(flat), step):
-        part = slice(first, first + step)
-        with np.errstate(invalid="ignore"):  # the interval of an infinite effect is NaN
-            ends[:, part] = np.quantile(flat[part] @ weights.T, quantiles, axis=1)
-    low, high = torch.from_numpy(ends).reshape(2, *effects.shape[:-1])
-    return low, high
-
-
-def _render_html(result: Sweep | Mediation, summary: str, columns: Mapping[str, Tensor]) -> str:
-    """The strongest cells as an HTML table with these columns."""
-    import pandas as pd
-
-    names = [name for name, _ in result.top(MAX_HTML_ROWS)]
-    numbers = {column: [float(values[result.index_of(name)]) for name in names] for column, values in columns.items()}
-    table = pd.DataFrame({"cell": names, **numbers}).to_html(index=False, float_format="{:.3g}".format, na_rep="")
-    more = (
-        f"<p>The {MAX_HTML_ROWS} strongest of {len(result.names):,}.</p>" if len(result.names) > MAX_HTML_ROWS else ""
-    )
-    return f"<p>{escape(summary)}</p>{table}{more}"
+    @property
+    def caption(self) -> str:
+        """The cells and the total effect, in one line."""
+        return f"through {self.at}: {self._format_shape()}; total effect {float(self.total.mean()):+.3g}"

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_names, check_sequence
 from bnet_transformer._core.naming import WORD, join_name
+from bnet_transformer._core.tensors import rank_by_size
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.bridges.networkx import get_display_kind
 from bnet_transformer.declare import Network, NodeSpec
@@ -46,7 +47,7 @@ from bnet_transformer.reference import GroundModel, check_discrete_node, compute
 from bnet_transformer.residual_stream import Contributions
 from bnet_transformer.residual_stream.contributions import fix_choices
 from bnet_transformer.residual_stream.linear_paths import Writer
-from bnet_transformer.residual_stream.results import ContributionTable, compute_readout, rank_writers
+from bnet_transformer.residual_stream.results import ContributionTable, compute_readout
 
 # --------------------------------------------------------------------------------------------------------------------
 # The contributions that the page shows in the panel of a readout.
@@ -80,7 +81,7 @@ def _describe_result(state: SentenceState, result: Contributions) -> dict[str, A
     _check_sentence(state, result)
     _check_value(state, result)
     parts = result.parts.double()
-    order = rank_writers(parts, len(parts))
+    order = rank_by_size(parts, len(parts))
     shown, omitted = order[:MAX_PARTS], order[MAX_PARTS:]
     effects = None if result.effects is None else result.effects.double().tolist()
     return {

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_names
 from bnet_transformer._core.stats import LEVEL, ResultComparison
-from bnet_transformer._core.tensors import BoolArray, FloatArray, to_numpy
+from bnet_transformer._core.tensors import BoolArray, FloatArray, rank_by_size, to_numpy
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fonts import BASE_FONT
@@ -126,7 +126,7 @@ def plot_result_comparison(result: ResultComparison, canvas: Canvas, *, top: int
 
     The cells have the order of the results.
     """
-    ranked = [k for k in result._rank_cells() if bool(result.difference[k].isfinite())]
+    ranked = [k for k in rank_by_size(result.difference) if bool(result.difference[k].isfinite())]
     if not ranked:
         raise BNetError("this comparison has no plot", expected="differences that are finite")
     order = sorted(ranked[: check_int("top", top)])

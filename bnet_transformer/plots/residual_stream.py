@@ -11,7 +11,7 @@ from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from bnet_transformer._core.checks import check_choice, check_int
-from bnet_transformer._core.tensors import FloatArray, to_numpy
+from bnet_transformer._core.tensors import FloatArray, rank_by_size, to_numpy
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.fonts import format_token, text_width
 from bnet_transformer.inference.query import parse_words
@@ -29,7 +29,7 @@ from bnet_transformer.plots.heat_maps import (
 from bnet_transformer.plots.sweeps import symmetric_limits
 from bnet_transformer.residual_stream import Contributions, Lens, PathContributions, ScoreContributions, TunedLens
 from bnet_transformer.residual_stream.linear_paths import Writer
-from bnet_transformer.residual_stream.results import KINDS, ContributionTable, rank_writers
+from bnet_transformer.residual_stream.results import KINDS, ContributionTable
 
 # --------------------------------------------------------------------------------------------------------------------
 # Plots of contributions: the parts of heads and steps by slice, of words, of paths of two, of pairs in a score.
@@ -142,8 +142,8 @@ def plot_path_contributions(result: PathContributions, canvas: Canvas, *, top: i
     """Plot the strongest paths of two as a heat map: the first writers as rows, the heads that read them as columns."""
     check_int("top", top)
     magnitude = result.values.abs()
-    heads = sorted(rank_writers(magnitude.amax(-1), top))
-    writers = sorted(rank_writers(magnitude.amax(-2), top))
+    heads = sorted(rank_by_size(magnitude.amax(-1), top))
+    writers = sorted(rank_by_size(magnitude.amax(-2), top))
     values = to_numpy(result.values[heads][:, writers].T)
     can_read = np.array([[_can_read(result, h, w) for h in heads] for w in writers])
     values = np.where((values == 0) & ~can_read, np.nan, values)
@@ -171,8 +171,8 @@ def plot_score_contributions(
     """Plot the pairs of the strongest writers in the score of one word j, by default the most attended one."""
     check_int("top", top)
     position, table = result.at_word(word)
-    queries = sorted(rank_writers(table.abs().amax(-1), top))
-    keys = sorted(rank_writers(table.abs().amax(-2), top))
+    queries = sorted(rank_by_size(table.abs().amax(-1), top))
+    keys = sorted(rank_by_size(table.abs().amax(-2), top))
     values = to_numpy(table[queries][:, keys])
     names = [tuple(axis[k].name for k in chosen) for axis, chosen in ((result.queries, queries), (result.keys, keys))]
     data, limits = HeatMapData(values, names[0], names[1]), symmetric_limits(values)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int
+from bnet_transformer._core.effect_tables import EffectTable
 from bnet_transformer._core.naming import join_name
 from bnet_transformer._core.results import Fields
-from bnet_transformer._core.stats import ComparableResult, SentenceValues
-from bnet_transformer._core.tensors import enable_gradients, is_dense, to_numpy
+from bnet_transformer._core.stats import SentenceValues
+from bnet_transformer._core.tensors import enable_gradients, is_dense, rank_by_size, to_numpy
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.data.encode import encode_value, to_reals
 from bnet_transformer.declare import NodeSpec
@@ -55,7 +57,7 @@ class ReadoutDirection:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ContributionTable(ComparableResult):
+class ContributionTable(EffectTable):
     """The base class of contributions: a table that prints its largest entries.
 
     Attributes:
@@ -76,23 +78,20 @@ class ContributionTable(ComparableResult):
     digest: str = field(default="", kw_only=True)
 
     def _to_sentence_values(self) -> SentenceValues:
-        frame = self._get_part_frame()
-        columns = {name: frame[name].tolist() for name in frame.columns if name not in ("part", "effect")}
+        columns = dict(self._get_columns())
+        parts = columns.pop("part")
+        columns.pop("effect", None)
         keys = [columns[name] for name in columns if name not in ("kind", "group")]
         cells = tuple(" | ".join(map(str, row)) for row in zip(*keys, strict=True))
         settings = {"node": self.node, "of": getattr(self, "of", "")}
-        parts = frame[["part"]].to_numpy()
-        return SentenceValues("part", cells, columns, parts, settings=settings, digests=(self.digest,))
-
-    def _get_part_frame(self) -> pd.DataFrame:
-        """All parts, also those that are 0."""
-        return self.to_dataframe()
+        return SentenceValues(
+            "part", cells, columns, to_numpy(parts)[:, None], settings=settings, digests=(self.digest,)
+        )
 
     def _top_frame(self, count: int = TOP_COUNT) -> pd.DataFrame:
         """The rows with the largest absolute parts."""
         frame = self.to_dataframe()
-        order = np.argsort(-frame["part"].abs().to_numpy(), kind="stable")[:count]
-        return frame.iloc[order]
+        return frame.iloc[rank_by_size(frame["part"].to_numpy(), count)]
 
     def __repr__(self) -> str:
         return self._format_text()
@@ -203,9 +202,7 @@ class Contributions(ContributionTable):
         Returns:
             Pairs of a name and its part, in decreasing order of the absolute part.
         """
-        parts = self.parts
-        order = parts.abs().argsort(descending=True, stable=True)[: check_int("count", count)]
-        return [(self.writers[k].name, float(parts[k])) for k in order.tolist()]
+        return [(self.writers[k].name, float(self.parts[k])) for k in rank_by_size(self.parts, count)]
 
     def by_head(self) -> pd.DataFrame:
         """The parts of heads, also of those that `do` sets: a row for each group of heads, a column for each head.
@@ -242,11 +239,12 @@ class Contributions(ContributionTable):
         has_nodes_without_words = bool(self.values[:, -1].any())
         return frame if has_nodes_without_words else frame.iloc[:-1]
 
-    def _get_columns(self) -> Mapping[str, Any]:
+    def _get_cells(self) -> dict[str, Sequence[Any]]:
         names = {"writer": "name", "kind": "kind", "group": "group"}
-        columns = {key: [getattr(writer, name) for writer in self.writers] for key, name in names.items()}
-        numbers = {"part": self.parts} if self.effects is None else {"part": self.parts, "effect": self.effects}
-        return columns | numbers  # type: ignore[operator]
+        return {key: [getattr(writer, name) for writer in self.writers] for key, name in names.items()}
+
+    def _get_numbers(self) -> dict[str, Any]:
+        return {"part": self.parts} if self.effects is None else {"part": self.parts, "effect": self.effects}
 
     @property
     def caption(self) -> str:
@@ -283,16 +281,15 @@ class PathContributions(ContributionTable):
     values: Tensor = field(repr=False)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """A data frame with one row for each path: its writer, its head, and its part."""
-        frame = self._get_part_frame()
-        return frame[frame["part"] != 0].reset_index(drop=True)
+        """A data frame with one row for each path whose part is not 0: its writer, its head, and its part."""
+        return super().to_dataframe().query("part != 0").reset_index(drop=True)
 
-    def _get_part_frame(self) -> pd.DataFrame:
-        import pandas as pd
+    def _get_cells(self) -> dict[str, Sequence[Any]]:
+        heads, writers = ([writer.name for writer in axis] for axis in (self.heads, self.writers))
+        return {"writer": writers * len(heads), "head": [head for head in heads for _ in writers]}
 
-        names = [[writer.name for writer in axis] for axis in (self.heads, self.writers)]
-        frame = pd.MultiIndex.from_product(names, names=["head", "writer"]).to_frame(index=False)
-        return frame[["writer", "head"]].assign(part=to_numpy(self.values.flatten()))
+    def _get_numbers(self) -> dict[str, Any]:
+        return {"part": self.values.flatten()}
 
     @property
     def caption(self) -> str:
@@ -409,12 +406,20 @@ class ScoreContributions(ContributionTable):
             in decreasing order of the absolute part.
         """
         table = self.at_word(word)[1]
-        order = rank_writers(table.flatten(), check_int("count", count))
-        pairs = [divmod(k, len(self.keys)) for k in order]
+        pairs = [divmod(k, len(self.keys)) for k in rank_by_size(table.flatten(), count)]
         return [(self.queries[q].name, self.keys[k].name, float(table[q, k])) for q, k in pairs]
 
-    def _get_part_frame(self) -> pd.DataFrame:
-        return self.to_dataframe("all")
+    def _get_columns(self, positions: Sequence[int] | None = None) -> Mapping[str, Any]:
+        """The columns of the pairs, and of the bias by distance, in the scores of some words; by default of all."""
+        positions = range(len(self.words)) if positions is None else positions
+        words = [self._word_labels[k] for k in positions]
+        queries, keys = ([writer.name for writer in axis] for axis in (self.queries, self.keys))
+        rows = list(itertools.product(queries, keys, words))
+        parts = self.values[..., positions].flatten()
+        if bool(self.positions.any()):
+            rows += [("position", "position", word) for word in words]
+            parts = torch.cat([parts, self.positions[positions]])
+        return dict(zip(("query", "key", "word"), zip(*rows, strict=True), strict=True)) | {"part": parts}
 
     def to_dataframe(self, word: int | str | None = None) -> pd.DataFrame:
         """A data frame with one row for each pair of writers, and one for the bias by distance, in the score of a word.
@@ -428,16 +433,9 @@ class ScoreContributions(ContributionTable):
         """
         import pandas as pd
 
-        positions = list(range(len(self.words))) if word == "all" else [self.at_word(word)[0]]  # type: ignore[arg-type]
-        values = self.values[..., positions]
-        names = [[writer.name for writer in axis] for axis in (self.queries, self.keys)]
-        axes = [*names, [self._word_labels[k] for k in positions]]
-        frame = pd.MultiIndex.from_product(axes, names=["query", "key", "word"]).to_frame(index=False)
-        frame["part"] = to_numpy(values.flatten())
-        if not bool(self.positions.any()):
-            return frame
-        bias = pd.DataFrame({"query": "position", "key": "position", "word": axes[2]})
-        return pd.concat([frame, bias.assign(part=to_numpy(self.positions[positions]))], ignore_index=True)
+        positions = None if word == "all" else [self.at_word(word)[0]]  # type: ignore[arg-type]
+        columns = dict(self._get_columns(positions))
+        return pd.DataFrame(columns | {"part": to_numpy(columns["part"])})
 
     @property
     def caption(self) -> str:
@@ -446,12 +444,6 @@ class ScoreContributions(ContributionTable):
         convention = "centred" if self.is_centred else "not centred, as there is no softmax"
         subject = f"contributions to the scores of {self.node}{self.describe_choices()}"
         return f"{subject}: {size}; {convention}; {self._describe_norms()}"
-
-
-def rank_writers(parts: Tensor, count: int) -> list[int]:
-    """The positions of the largest absolute parts, `[writer]`, in decreasing order."""
-    order: list[int] = parts.abs().argsort(descending=True, stable=True)[:count].tolist()
-    return order
 
 
 # --------------------------------------------------------------------------------------------------------------------
