@@ -85,7 +85,7 @@ def test_a_correct_posterior_is_calibrated(weather):
         assert bool((ranks >= 0).all() and (ranks <= result.draws[name]).all())
         mean, error = result.coverage(name)
         assert abs(mean - 0.9) < 4 * max(error, 0.03)
-    assert result.to_dataframe().shape == (7, 7) and "calibrated" in result._repr_html_()
+    assert result.to_dataframe().shape == (7, 7) and "calibrated" in result.caption
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_an_interrupt_returns_what_is_done(weather):
 
     result = calibrate(weather, Conjugate(draws=10), quantities={"count": count})
     assert result.replications == 3 and not result.finished
-    assert result.verdict == "too few replications" and "interrupted" in result._repr_html_()
+    assert result.verdict == "too few replications" and "interrupted" in result.caption
 
 
 @pytest.mark.parametrize(

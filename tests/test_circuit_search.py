@@ -231,7 +231,7 @@ def test_total_effects_near_zero_warn(pairs):
     clean, corrupt = pairs
     with pytest.warns(FaithfulnessWarning, match="cancel"):
         result = bt.circuit([clean[0], corrupt[0]], [corrupt[0], clean[0]], metric=read, edges="* -> *")
-    assert math.isnan(result.faithfulness) and "undefined" in repr(result) and "cancel" in result._repr_html_()
+    assert math.isnan(result.faithfulness) and "undefined" in repr(result)
     with pytest.warns(FaithfulnessWarning, match="standard error"):
         bt.circuit(
             clean[:3] + corrupt[2:5], corrupt[:3] + clean[2:5], metric=lambda x_1_3: read(x_1_3) ** 2, edges="* -> *"
@@ -315,7 +315,6 @@ def test_curves_equal_the_formulas_of_mib(weighted):
     frame, summary = curves.to_dataframe(), curves.summary()
     assert len(frame) == 30 and frame["median"][4] == pytest.approx(float(by_pair.quantile(0.5)))
     assert (summary["CPR low"] < summary["CPR"]).all() and (summary["CPR"] < summary["CPR high"]).all()
-    assert "CPR" in repr(curves) and curves._repr_html_().count("<tr") == 4
 
 
 def test_a_perfect_ranking_has_area_999():
@@ -388,7 +387,7 @@ def test_hypotheses_of_sufficiency_necessity_and_minimality():
     assert list(tests.changes.values()) == pytest.approx([1.0, 1.0, 1.0, 0.0])
     poor = run_tests(runs, runs.edge_names[10:14], [0], 199, 0, is_in_sample=False)
     assert poor.sufficiency > 0.3 and poor.necessity > 0.2
-    assert "for 0 of 4 edges" in repr(poor) and poor._repr_html_().count("<tr") == 5
+    assert "for 0 of 4 edges" in repr(poor)
     with pytest.raises(bt.BNetError, match="some of the edges"):
         run_tests(runs, [], [0], 9, 0, is_in_sample=True)
 

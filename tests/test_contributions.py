@@ -419,8 +419,7 @@ def test_tables():
     rows = scores.to_dataframe(0).set_index(["query", "key"])["part"]
     assert abs(part) == rows.abs().max() and part == rows[query, key]
     assert position == int(scores.weights.argmax()) and table.shape == scores.values.shape[:2]
-    for item in (result, s.contributions("j_1_0_2")):
-        assert "norm" in repr(item) and "<table" in item._repr_html_()
+    assert all("norm" in repr(item) for item in (result, s.contributions("j_1_0_2")))
 
 
 @pytest.mark.parametrize(
@@ -486,7 +485,6 @@ def test_latent_choices_have_their_most_probable_states(name, node, row):
     for item in items:
         (first, state), *_ = item.choices.items()
         assert f"{first} = {state}" in repr(item)
-        assert len(item.to_dataframe()) and bt.plot(item)
 
 
 def test_an_observed_choice_has_its_state_beside_open_ones():

@@ -256,7 +256,6 @@ def test_invariants_are_those_of_each_head(per):
     pi = heads.usage
     assert heads.effective == pytest.approx(float((-(pi * pi.log()).sum()).exp()))
     assert torch.allclose(heads.cosine["A x_1"].diagonal(), torch.ones(3).double())
-    assert len(heads.to_dataframe()) == 3 and "live heads" in heads._repr_html_()
 
 
 def test_a_fit_compared_with_its_heads_in_another_order():
@@ -269,7 +268,7 @@ def test_a_fit_compared_with_its_heads_in_another_order():
     assert comparison.gain == pytest.approx(0.0, abs=1e-9)
     torch.testing.assert_close(comparison.A["x_1"], torch.ones(3).double())
     torch.testing.assert_close(comparison.OV["x_1"], torch.ones(3).double())
-    assert list(comparison.to_dataframe()["match"]) == list(comparison.match) and "ARI" in comparison._repr_html_()
+    assert list(comparison.to_dataframe()["match"]) == list(comparison.match)
     with_net = f.compare(permuted, data)  # a net is compared as a fit without changes
     assert with_net.match == comparison.match and with_net.gain == pytest.approx(0.0, abs=1e-9)
     torch.testing.assert_close(with_net.overlap, comparison.overlap)
@@ -317,7 +316,7 @@ def test_checks_draw_from_the_fitted_tables_and_not_from_their_prior(prior):
     assert abs(result.mean["square"] - expected) < 4 * result.spread["square"] / 10
     assert result.spread["square"] < expected / 2
     shifted = fit(net, (x, means[0]), method=bt.MAP(steps=1, rate=1e-12)).check((x, 9 * means[0]), draws=4)
-    assert shifted.p["variance"] == 0.0 and len(shifted.to_dataframe()) == 3 and "<p>" in shifted._repr_html_()
+    assert shifted.p["variance"] == 0.0
 
 
 # data
@@ -443,8 +442,7 @@ def test_a_saved_fit_is_loaded_as_it_was(tmp_path):
     assert isinstance(loaded.net, bt.BNet)
     assert (loaded.bounds, loaded.measured, loaded.evaluated_on) == (f.bounds, f.measured, f.evaluated_on)
     assert all(torch.equal(v, f.net.parameters[k]) for k, v in loaded.net.parameters.items())
-    assert loaded.net.declaration == f.net.declaration and loaded._repr_html_() == f._repr_html_()
-    assert len(f.to_dataframe()) == len(f.measured)
+    assert loaded.net.declaration == f.net.declaration
     content = bytearray((tmp_path / "f.safetensors").read_bytes())
     content[-3] ^= 1
     (tmp_path / "g.safetensors").write_bytes(content)

@@ -243,7 +243,7 @@ def test_the_gain_has_its_standard_error_and_its_name():
     assert default.interval is None and default.p is None  # both fits have seen these sentences
     assert on_data.criterion == "log likelihood of the given data"
     assert default.criterion == "log likelihood of the training data"
-    assert default.criterion in default._repr_html_()
+    assert default.criterion in default.caption
 
 
 def test_fits_of_two_floating_types_are_compared_and_two_kinds_of_choices_are_not():

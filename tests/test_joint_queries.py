@@ -403,10 +403,10 @@ def test_a_divergence_is_reported_only_for_enough_sentences():
         assert (result.divergence is not None) == is_reported == (result.divergence_corrected is not None)
         if is_reported:
             assert abs(result.divergence_corrected) < abs(result.divergence) < 0.05
-            assert result.no_divergence_reason is None and "nats from the TAN" in result._repr_html_()
+            assert result.no_divergence_reason is None and "nats from the TAN" in result.caption
         else:
             assert f"{result.joint_states} joint states" in result.no_divergence_reason
-            assert result.no_divergence_reason in result._repr_html_()
+            assert result.no_divergence_reason in result.caption
 
 
 def corrected_entropy(*columns):

@@ -251,7 +251,6 @@ def test_results_have_the_states_of_all_nodes_of_a_group():
     assert result["c_0"][:, 0].tolist() == [2] * 3 and result["c_0"][:, 2].tolist() == [1] * 3
     assert torch.equal(result["c_0"][:, 1], result["c_0_1"]) and result.labels("c_0_2") == ["1"] * 3
     assert result.to_dataframe()["c_0_1"].tolist() == result.labels("c_0_1")
-    assert "c_0_1" in result._repr_html_()
     requested = s.undo().marginal_map("c_*_0", count=2)
     assert requested.nodes == ("c_0_0",) and requested["c_0"][:, 1:].tolist() == [[-1, 1]] * 2
     for name in ("d", "c_0_3", 0):

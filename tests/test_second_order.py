@@ -166,7 +166,7 @@ def test_a_fit_is_a_maximum(method):
     net = make_net(heads=2, prior=2.0)
     _, data = draw(net, 60)
     f = bt.fit(net, data, method=method, spread=1.0, progress=False)
-    assert f.converged and f.finished and "converged" in f._repr_html_()
+    assert f.converged and f.finished and "converged" in f.caption
     problem = make_problem(net, data)
     names = problem.objective.learned.names
     values = {name: f.net.parameters[name][None] for name in names}

@@ -283,7 +283,6 @@ def test_rollout_is_the_published_one(options):
     single = s.reads([1, 2], head=1, residual=0.0)
     close(single.matrix, s.attention(2)[1] @ s.attention(1)[1])
     close(single.entropies, torch.stack([torch.distributions.Categorical(s.attention(t)[1]).entropy() for t in (1, 2)]))
-    assert len(result.to_dataframe()) == 16 and "residual 0.5" in result._repr_html_()
 
 
 @pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"per": "slice"}])
@@ -331,7 +330,7 @@ def test_what_a_slice_is_when_shrunk():
     assert kinds(residual=True) == [("no DAG", "no DAG"), ("reverse TAN", "reverse TAN")]
     assert kinds(mask="causal")[0] == ("augmented naive Bayes", "augmented naive Bayes")
     single = bt.bayesuvius(4, mask=[[True, False], [False, True]]).sentence("the cat").tan()
-    assert single.kind == "naive Bayes" and len(single.to_dataframe()) == 2
+    assert single.kind == "naive Bayes"
     pair = bt.bayesuvius(4, mask="causal", slices=2).sentence("the cat").tan(slice=1)
     assert pair.kind == "TAN" and not pair.missing
     roles = bt.bayesuvius(4).sentence("the cat").tan("roles")
@@ -353,7 +352,7 @@ def test_the_tree_is_networkxs_and_its_mass_is_what_is_kept(options):
     best = nx.maximum_spanning_arborescence(graph)
     assert sum(tree.weights) == pytest.approx(best.size("weight")) and tree.parents.count(-1) == 1
     assert tree.mass == pytest.approx(best.size("weight") / float((1 - A.diagonal()).sum()))
-    assert 0 < tree.mass <= 1 and len(tree.to_dataframe()) == 6
+    assert 0 < tree.mass <= 1
     isolated = two_head_net(mask=[[True, False], [False, True]]).sentence("a b").tan_tree()
     assert isolated.parents == (-1, -1) and isolated.mass == 1
 
@@ -395,7 +394,7 @@ def test_a_corpus_of_sentences():
     texts = [" ".join(words) for words in itertools.islice(itertools.product("abcd", repeat=3), 0, 60, 2)]
     observed = [net.sentence(text).observe(y_0=k % 4, y_2=(k // 4) % 4) for k, text in enumerate(texts)]
     result = net.tan(observed)
-    assert result.sentences == 30 and result.parents.count(-1) == 1 and len(result.to_dataframe()) == 3
+    assert result.sentences == 30 and result.parents.count(-1) == 1
     assert net.tan(texts, classes=[k % 2 for k in range(30)]).boxes == ("word_0", "word_1", "word_2")
     for sentences, classes, message in (
         (texts, "c", "evidence"),
@@ -461,7 +460,7 @@ def test_choices_below_set_nodes_follow_a_convention():
     theta = torch.softmax(s.net.parameters["W_q_0.logits"], -1)
     posterior = s.posterior("c", {"W_q_0": 0})
     close(result.probabilities, sum(posterior[c] * gumbel_max(theta[c], theta[1], 0) for c in range(3)))
-    assert "Gumbel-max noise by convention" in result.convention and "Gumbel-max" in result._repr_html_()
+    assert "Gumbel-max noise by convention" in result.convention
     close(s.counterfactual("W_q_0", {"c": 1}).probabilities, theta[1])
     close(s.counterfactual("y_1", {"x_0_0": s["x_0_0"]}, {"y_1": 2, "y_0": 1}).probabilities, torch.tensor([0.0, 0, 1]))
     close(s.counterfactual("y_1", {"c": 2}).probabilities, s.do(c=2).posterior("y_1"))

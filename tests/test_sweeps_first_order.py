@@ -97,7 +97,7 @@ def test_in_parts_as_at_once():
     per_example = [bt.sweep(a, b, **query) for a, b in zip(clean, corrupt, strict=True)]
     close(torch.cat([one.effects for one in per_example], -1), result.effects)
     close(result.clean, bt.sweep(clean, corrupt, at="x", metric={"y_2": (0, 1)}).clean)
-    assert "to first order" in repr(result) and "to first order" in result._repr_html_()
+    assert "to first order" in repr(result)
     assert result.select(slice=1).first_order
 
 
@@ -328,7 +328,7 @@ def test_a_check_runs_some_cells():
     assert check.sign_agreement == (np.sign(frame["estimate"]) == np.sign(frame["exact"])).mean()
     again, other = (bt.sweep(clean, corrupt, first_order=True, check=9, seed=k, **query).calibration for k in (0, 1))
     assert again.names == check.names != other.names
-    assert "checked 9 cells" in repr(result) and "checked 9 cells" in result._repr_html_() and "slope" in repr(check)
+    assert "checked 9 cells" in repr(result) and "slope" in repr(check)
     complete = bt.sweep(clean, corrupt, at="a", metric={"y_2": 1}, first_order=True, check=10**6)
     assert len(complete.calibration.names) == len(complete.names)
 

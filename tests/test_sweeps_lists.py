@@ -98,7 +98,7 @@ def test_noise_patches_corrupt_values_into_the_clean_run(name):
     close(noise.total, denoise.total)
     close(noise.restored, (noise.outcomes - noise.corrupt).mean(-1) / noise.total.mean())
     close(denoise.restored, (denoise.outcomes - denoise.corrupt).mean(-1) / noise.total.mean())
-    assert "corrupt into clean" in repr(noise) and "corrupt into clean" in noise._repr_html_()
+    assert "corrupt into clean" in repr(noise)
     explained = explain_sweep(clean, corrupt, direction="noise", **query)
     assert str(explained) == str(explain_sweep(corrupt, clean, **query))
 
@@ -110,7 +110,7 @@ def test_an_ablation_of_the_clean_run():
         noise, denoise = bt.sweep(s, ablation, direction="noise", **query), bt.sweep(ablation, s, **query)
         close(noise.outcomes, denoise.outcomes)
         assert noise.corrupt is None and denoise.clean is None and noise.clean.equal(denoise.corrupt)
-        assert noise.examples == 1 and "an ablation" in noise._repr_html_()
+        assert noise.examples == 1 and "an ablation" in noise.caption
         with pytest.raises(bt.BNetError, match="no corrupt run"):
             _ = noise.total
         with pytest.raises(bt.BNetError, match="direction='noise'"):

@@ -273,7 +273,6 @@ def test_the_result_of_training():
     frame = result.to_dataframe()
     assert list(frame.index) == [1, 2, 3, 4] and frame["loss"].tolist() == list(result.losses)
     assert frame["held_out"].notna().tolist() == [False, True, False, True]
-    assert "&lt;BNet" in result._repr_html_() and "<BNet" not in result._repr_html_()
     assert isinstance(bt.train(make_net().network, SENTENCES, steps=1).net, type(make_net().network))
 
 

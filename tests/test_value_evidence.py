@@ -422,10 +422,9 @@ def test_a_query_of_a_set_node_is_its_set_value():
     s = two_head_net(heads=3).sentence("the cat sat")
     result = s.counterfactual("c", {"c": 1}, {"y_2": 1})
     close(result.probabilities, torch.tensor([0.0, 1.0, 0.0]))
-    assert len(result.to_dataframe()) == 3 and "<table" in result._repr_html_()
     ids = get_case("encoder, post-norm").sentence
     token = ids.counterfactual("token_1", {"token_1": 3})
-    assert float(token.mean) == 3 and len(token.to_dataframe()) == len(token.weights) and token._repr_html_()
+    assert float(token.mean) == 3
 
 
 # budgets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,9 @@ from bnet_transformer.inference.factors import Factor, check_elimination_budget,
 from bnet_transformer.learning.fit.objective import FitObjective
 from bnet_transformer.tpm import Normal
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 @dataclass(frozen=True)
 class Check(Result):
@@ -51,6 +54,10 @@ class Check(Result):
 
     def _get_columns(self) -> Mapping[str, Any]:
         return {"observed": self.observed, "mean": self.mean, "spread": self.spread, "p": self.p}
+
+    def to_dataframe(self) -> pd.DataFrame:
+        """A data frame with a row for each statistic."""
+        return super().to_dataframe().rename_axis(self.readout or None)
 
     @property
     def caption(self) -> str:
