@@ -358,7 +358,7 @@ def _format_type(annotation: object) -> str:
 Trust = Collection[str] | bool
 Fields = dict[str, Any]
 FORMAT, VERSION, FILE_DESCRIPTION = "bnet_transformer result", 1, "a result that save wrote"
-FIT_FORMAT = "bnet_transformer fit"  # of version 0.1, whose fits had a format of their own
+FIT_FORMAT = "bnet_transformer fit"  # of fits that version 0.1 wrote
 MAX_HTML_ROWS = 20
 RESULTS: Mapping[str, tuple[str, ...]] = {  # the package or module of each class of results
     "attention": ("CorpusTan", "Damage", "Inclusion", "Reads", "Roles", "Tan", "TanTree"),

@@ -93,8 +93,9 @@ class CircuitTests(Result):
     is_in_sample: bool
 
     def _get_columns(self) -> Mapping[str, Any]:
-        p = dict(sorted(self.minimality.items(), key=lambda item: item[1]))
-        return {"edge": [*p], "change": [self.changes[name] for name in p], "p": [*p.values()]}
+        names = [[*self.minimality][k] for k in np.argsort([*self.minimality.values()])]
+        columns = {"change": self.changes, "p": self.minimality}
+        return {"edge": names} | {key: [values[name] for name in names] for key, values in columns.items()}
 
     def __repr__(self) -> str:
         count = sum(p <= LEVEL for p in self.minimality.values())

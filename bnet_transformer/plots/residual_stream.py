@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -140,49 +140,35 @@ def _plot_words(result: Contributions, canvas: Canvas, special: bool) -> None:
 
 def plot_path_contributions(result: PathContributions, canvas: Canvas, *, top: int = 12) -> None:
     """Plot the strongest paths of two as a heat map: the first writers as rows, the heads that read them as columns."""
-    check_int("top", top)
-    magnitude = result.values.abs()
-    heads = sorted(rank_by_size(magnitude.amax(-1), top))
-    writers = sorted(rank_by_size(magnitude.amax(-2), top))
-    values = to_numpy(result.values[heads][:, writers].T)
-    can_read = np.array([[_can_read(result, h, w) for h in heads] for w in writers])
-    values = np.where((values == 0) & ~can_read, np.nan, values)
-    names = [tuple(axis[k].name for k in chosen) for axis, chosen in ((result.writers, writers), (result.heads, heads))]
-    data, limits = HeatMapData(values, names[0], names[1]), symmetric_limits(values)
-    draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="head", y="writer")
+    position = {writer.name: k for k, writer in enumerate(result.writers)}
+    # A head reads earlier writers, and no bias of another head of its slice.
+    can_read = [
+        [
+            k < position.get(head.name, len(position))
+            and not (writer.slice == head.slice and writer.plates and writer.plates != head.plates)
+            for head in result.heads
+        ]
+        for k, writer in enumerate(result.writers)
+    ]
+    values = np.where((to_numpy(result.values.T) == 0) & ~np.array(can_read), np.nan, to_numpy(result.values.T))
+    axes = {"writer": result.writers, "head": result.heads}
+    _plot_strongest(canvas, values, axes, top, "contribution", ("writers", "heads"))
     canvas.set_title(f"{_format_readout(result.of)} at {result.node}: paths of two")
-    _note_selection(canvas, (len(writers), len(result.writers), "writers"), (len(heads), len(result.heads), "heads"))
     canvas.add_note("Attention and the scales of norms are held fixed.")
     _note_choices(canvas, result)
-
-
-def _can_read(result: PathContributions, head: int, writer: int) -> bool:
-    """Whether a head can read a writer: an earlier one, and no bias of another head of its slice."""
-    names = [item.name for item in result.writers]
-    reader, source = result.heads[head], result.writers[writer]
-    is_of_other_head = source.slice == reader.slice and bool(source.plates) and source.plates != reader.plates
-    position = names.index(reader.name) if reader.name in names else len(names)
-    return writer < position and not is_of_other_head
 
 
 def plot_score_contributions(
     result: ScoreContributions, canvas: Canvas, *, word: int | None = None, top: int = 12
 ) -> None:
     """Plot the pairs of the strongest writers in the score of one word j, by default the most attended one."""
-    check_int("top", top)
     position, table = result.at_word(word)
-    queries = sorted(rank_by_size(table.abs().amax(-1), top))
-    keys = sorted(rank_by_size(table.abs().amax(-2), top))
-    values = to_numpy(table[queries][:, keys])
-    names = [tuple(axis[k].name for k in chosen) for axis, chosen in ((result.queries, queries), (result.keys, keys))]
-    data, limits = HeatMapData(values, names[0], names[1]), symmetric_limits(values)
-    label = "contribution to the score"
-    draw_heat_map(canvas, data, value_label=label, limits=limits, x="writer on the key side", y="writer, query side")
+    axes = {"writer, query side": result.queries, "writer on the key side": result.keys}
+    nouns = "writers of the query", "of the key"
+    _plot_strongest(canvas, to_numpy(table), axes, top, "contribution to the score", nouns)
     score = format_digits(float(result.scores[position]), sign=True)
     noun = "centred score" if result.is_centred else "score"
     canvas.set_title(f"{result.node}, word {result.indices[position]} {result.words[position]!r}: {noun} {score}")
-    sizes = (len(queries), len(result.queries), "writers of the query"), (len(keys), len(result.keys), "of the key")
-    _note_selection(canvas, *sizes)
     if bool(result.positions.any()):
         canvas.add_note(f"The bias by distance adds {format_digits(float(result.positions[position]), sign=True)}.")
     if result.is_centred:
@@ -196,10 +182,23 @@ def _note_choices(canvas: Canvas, result: ContributionTable) -> None:
     canvas.add_note(f"{text[0].upper()}{text[1:]}." if text else "")
 
 
-def _note_selection(canvas: Canvas, *counts: tuple[int, int, str]) -> None:
-    """A note with the numbers of rows and columns that are shown, if these are not all."""
-    if any(shown < total for shown, total, _ in counts):
-        canvas.add_note("Strongest: " + ", ".join(f"{shown} of {total} {noun}" for shown, total, noun in counts) + ".")
+def _plot_strongest(
+    canvas: Canvas,
+    values: FloatArray,
+    axes: Mapping[str, Sequence[Writer]],
+    top: int,
+    value_label: str,
+    nouns: tuple[str, str],
+) -> None:
+    """A heat map of the `top` rows and columns with the largest absolute values."""
+    magnitude = np.abs(np.nan_to_num(values))
+    shown = [sorted(rank_by_size(magnitude.max(dim), top)) for dim in (1, 0)]
+    names = [tuple(writer.name for writer in writers) for writers in axes.values()]
+    data, (y, x) = HeatMapData(values, names[0], names[1]).select(*shown), axes
+    draw_heat_map(canvas, data, value_label=value_label, limits=symmetric_limits(data.values), x=x, y=y)
+    counts = list(zip(map(len, shown), values.shape, nouns, strict=True))
+    if any(count < total for count, total, _ in counts):
+        canvas.add_note("Strongest: " + ", ".join(f"{count} of {total} {noun}" for count, total, noun in counts) + ".")
 
 
 def _format_readout(text: str) -> str:
