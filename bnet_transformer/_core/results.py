@@ -452,8 +452,13 @@ class Result:
         raise NotImplementedError
 
     def _get_shown_frame(self) -> pd.DataFrame:
-        """The rows of the data frame that are shown, in the order in which a reader looks for them."""
-        return self.to_dataframe()
+        """The rows of the data frame that are shown."""
+        rows = self._get_shown_rows()
+        return self.to_dataframe() if rows is None else self.to_dataframe().iloc[rows]
+
+    def _get_shown_rows(self) -> list[int] | None:
+        """The numbers of these rows, in the order in which a reader looks for them; None for all."""
+        return None
 
     def _get_notes(self) -> Sequence[str]:
         """What a reader of the result must know."""

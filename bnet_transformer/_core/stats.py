@@ -8,7 +8,7 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,6 @@ from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import FloatArray, rank_by_size
 from bnet_transformer._core.tokens import get_raw
 from bnet_transformer.errors import BNetError
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 # --------------------------------------------------------------------------------------------------------------------
 # Permutation tests and bootstrap intervals of the difference of two ratios of means, by cell.
@@ -446,8 +442,8 @@ class ResultComparison(Result):
         best = "".join(f"; largest {name} {value:+.3g}" for name, value in self.top(1))
         return f"<ResultComparison of {self.caption}{best}>"
 
-    def _get_shown_frame(self) -> pd.DataFrame:
-        return self.to_dataframe().iloc[rank_by_size(self.difference)]
+    def _get_shown_rows(self) -> list[int]:
+        return rank_by_size(self.difference)
 
 
 def _check_same(first: SentenceValues, second: SentenceValues) -> None:

@@ -112,8 +112,8 @@ class EstimateCalibration(Result):
         """The numbers that compare the effects, in one line."""
         return self.format_line()
 
-    def _get_shown_frame(self) -> pd.DataFrame:
-        return self.to_dataframe().sort_values("exact", key=abs, ascending=False, kind="stable")
+    def _get_shown_rows(self) -> list[int]:
+        return rank_by_size(self._means[1])
 
 
 # --------------------------------------------------------------------------------------------------------------------

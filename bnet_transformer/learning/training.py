@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -51,9 +51,6 @@ from bnet_transformer.learning.checkpoint import (
 )
 from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm import Dropout
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["AdamW", "EarlyStopping", "Execution", "Trained", "load_checkpoint", "single_process", "train"]
 
@@ -644,10 +641,9 @@ class Trained(Result, Generic[N]):
         evaluations = np.array([held_out.get(step, math.nan) for step in steps])
         return {"step": steps, "loss": self.losses, "held_out": evaluations}
 
-    def _get_shown_frame(self) -> pd.DataFrame:
-        frame = self.to_dataframe()
-        ends, measured = frame.index[:1].union(frame.index[-1:]), frame.index[frame["held_out"].notna()]
-        return frame.loc[ends.union(measured[-10:])]
+    def _get_shown_rows(self) -> list[int]:
+        steps = [step - 1 for step, _ in self.held_out if step <= len(self.losses)]
+        return sorted({0, len(self.losses) - 1, *steps[-10:]}) if self.losses else []
 
 
 @suggest_config_for_options(

@@ -58,8 +58,6 @@ from bnet_transformer.tpm import (
 )
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from bnet_transformer.compiler import CompiledModule
 
 
@@ -741,9 +739,8 @@ class TrueEdges(Result):
         pairs = f"{self.num_pairs} pairs{'' if self.is_exhaustive else ', a sample'}"
         return f"<TrueEdges: of {len(self.effects)} edges {counts}; {pairs}>"
 
-    def _get_shown_frame(self) -> pd.DataFrame:
-        frame = self.to_dataframe()
-        return frame[frame["by effect"] | frame["by structure"]]
+    def _get_shown_rows(self) -> list[int]:
+        return [k for k, (edge, share) in enumerate(self.effects.items()) if share > 0 or edge in self.structural]
 
 
 @translate_memory_errors("true_edges")

@@ -88,16 +88,11 @@ class ContributionTable(EffectTable):
             "part", cells, columns, to_numpy(parts)[:, None], settings=settings, digests=(self.digest,)
         )
 
-    def _top_frame(self, count: int = TOP_COUNT) -> pd.DataFrame:
-        """The rows with the largest absolute parts."""
-        frame = self.to_dataframe()
-        return frame.iloc[rank_by_size(frame["part"].to_numpy(), count)]
-
     def __repr__(self) -> str:
         return self._format_text()
 
-    def _get_shown_frame(self) -> pd.DataFrame:
-        return self._top_frame()
+    def _get_shown_rows(self) -> list[int]:
+        return rank_by_size(self.to_dataframe()["part"].to_numpy(), TOP_COUNT)
 
     def describe_choices(self) -> str:
         """The states of the latent choices in words, such as " for the most probable choices c = 1 (P = 0.63)"."""
