@@ -346,11 +346,9 @@ def _format_type(annotation: object) -> str:
 # Results and their files: a safetensors file with its tensors, and with all its other values as JSON in the header.
 #
 # A class of results inherits from `Result`. A file is data: only the classes of `RESULTS` and `PARTS` are built, from
-# the
-# names in the file, and no code is stored. An object of such a class is `{"class": name, "fields": {...}}`; its second
-# occurrence is `{"same": number}`, with the objects of the file counted in the order in which they are complete. A
-# tensor
-# is `{"tensor": name}`, an array of numpy `{"array": name}`.
+# the names in the file, and no code is stored. An object of such a class is `{"class": name, "fields": {...}}`; its
+# second occurrence is `{"same": number}`, with the objects of the file counted in the order in which they are complete.
+# A tensor is `{"tensor": name}`, an array of numpy `{"array": name}`.
 #
 # The stored fields are those of the dataclass; `register_codec` is for a class that is not restored from its fields.
 
@@ -364,31 +362,33 @@ RESULTS: Mapping[str, tuple[str, ...]] = {  # the package or module of each clas
     "attention": ("CorpusTan", "Damage", "Inclusion", "Reads", "Roles", "Tan", "TanTree"),
     "cost": ("Cost",),
     "inference": ("GroupPosterior", "RankedStates", "Samples"),
+    "generation.generate": ("Generated",),
     "interventions": ("ResultComparison",),
-    "interventions.circuits": ("Circuit", "CircuitTests", "FaithfulnessCurves"),
+    "interventions.circuit": ("Circuit", "CircuitTests"),
     "interventions.counterfactual": ("Counterfactual",),
-    "interventions.sweeps": ("EstimateCalibration", "Mediation", "Sweep"),
+    "interventions.curves": ("FaithfulnessCurves",),
+    "interventions.sweep_results": ("EstimateCalibration", "Mediation", "Sweep"),
     "learning.calibration": ("Calibration",),
     "learning.fit": ("Check", "Comparison", "Fit", "Heads", "ModelComparison"),
-    "learning.training": ("Generated", "Trained"),
+    "learning.training": ("Trained",),
     "programs": ("TrueEdges",),
     "residual_stream": ("Contributions", "Lens", "PathContributions", "ScoreContributions", "TunedLens"),
 }
 PARTS: Mapping[str, tuple[str, ...]] = {  # of other classes whose objects are parts of results
-    "_core.saved_results": ("UnsavedFunction", "frozenset"),
+    "_core.results": ("UnsavedFunction", "frozenset"),
     "bnet": ("BNet",),
     "cost": ("Polynomial", "SliceCost", "TemplateCost"),
     "data": ("Batch", "Evidence"),
     "declare.io": ("Network",),
     "graph": ("Quotient",),
     "inference": ("GroupStates",),
-    "interventions.circuits.pairs": ("CircuitPairs",),
-    "interventions.sweeps.cell_result": ("CellGrid",),
-    "interventions.sweeps.examples": ("Examples",),
+    "interventions.acdc": ("CircuitPairs",),
+    "interventions.sweep_results": ("CellGrid",),
+    "interventions.examples": ("Examples",),
     "reference": ("GroundModel",),
     "residual_stream.lens": ("LensReader",),
     "residual_stream.results": ("ReadoutDirection",),
-    "residual_stream.writers": ("Writer",),
+    "residual_stream.linear_paths": ("Writer",),
 }
 MODULES = {name: module for table in (RESULTS, PARTS) for module, names in table.items() for name in names}
 
