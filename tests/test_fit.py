@@ -435,24 +435,6 @@ def test_an_interrupt_returns_the_best_so_far_and_resumes_exactly(case, tmp_path
         fit(mixture(), vectors(), folder=tmp_path, **options)
 
 
-def test_a_saved_fit_is_loaded_as_it_was(tmp_path):
-    f = fit(randomize(word_mixture(atoms=2)), ids(), method=bt.MAP(restarts=2, steps=4))
-    f.save(tmp_path / "f.safetensors")
-    loaded = bt.load(tmp_path / "f.safetensors")
-    assert isinstance(loaded.net, bt.BNet)
-    assert (loaded.bounds, loaded.measured, loaded.evaluated_on) == (f.bounds, f.measured, f.evaluated_on)
-    assert all(torch.equal(v, f.net.parameters[k]) for k, v in loaded.net.parameters.items())
-    assert loaded.net.declaration == f.net.declaration
-    content = bytearray((tmp_path / "f.safetensors").read_bytes())
-    content[-3] ^= 1
-    (tmp_path / "g.safetensors").write_bytes(content)
-    with pytest.raises(bt.FileError, match="SHA-256"):
-        bt.load(tmp_path / "g.safetensors")
-    (tmp_path / "h.safetensors").write_bytes(content[:200])
-    with pytest.raises(bt.FileError):
-        bt.load(tmp_path / "h.safetensors")
-
-
 def test_what_a_point_has_not_is_refused():
     f = fit(mixture(), (X, Y), method=bt.MAP(steps=1))
     with pytest.raises(bt.BNetError, match="'svi' or 'nuts'"):

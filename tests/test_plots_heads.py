@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from matplotlib.colors import Normalize, SymLogNorm, to_rgb
-from matplotlib.figure import Figure
 
 import bnet_transformer as bt
 from bnet_transformer.attention.inclusion import Damage, damage
@@ -169,14 +168,6 @@ def test_an_axis_by_powers_of_ten_is_for_losses_that_are_far_apart(loss):
     single = replace(loss, error=torch.full_like(loss.error, torch.nan), sentences=1)
     figure = bt.plot(single)
     assert not figure.axes[0].collections and "Bands" not in get_notes(figure)
-
-
-@pytest.mark.slow
-def test_all_are_written_in_every_form_and_into_the_axes_of_others(inclusion, loss):
-    assert render(bt.plot(inclusion, show="rho"), "png") and render(bt.plot(inclusion, show="intervals"), "svg")
-    assert render(bt.plot(loss), "pdf")
-    axes = Figure().subplots(1, 2)
-    assert bt.plot(inclusion, ax=axes[0]) is bt.plot(loss, ax=axes[1])
 
 
 @pytest.mark.slow

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -329,6 +330,28 @@ class ComparableResult(Result):
             tables = [_sum_clusters(*item) for item in zip(tables, _parse_clusters(labels, sizes), strict=True)]
         result = _compare_tables(type(self).__name__, pair, tables, sizes, paired, level, count, check_seed(seed))
         return replace(result, notes=(*notes, *self._describe_pair(other), *result.notes))
+
+
+class EffectTable(ComparableResult):
+    """The base class of results with a row for each cell: each index along some axes."""
+
+    _columns: ClassVar[tuple[str, ...]] = ()  # the attributes with a number for each cell
+
+    def _get_axes(self) -> Mapping[str, Sequence[Any]]:
+        """The labels along each axis, in the order of the dims."""
+        raise NotImplementedError
+
+    def _get_cells(self) -> dict[str, Sequence[Any]]:
+        """The columns that describe each cell: by default its label along each axis."""
+        axes = self._get_axes()
+        return dict(zip(axes, zip(*itertools.product(*axes.values()), strict=True), strict=True))
+
+    def _get_numbers(self) -> dict[str, Any]:
+        """The columns of numbers, in the order of the cells."""
+        return {name: getattr(self, name).flatten() for name in self._columns}
+
+    def _get_columns(self) -> Mapping[Any, Any]:
+        return self._get_cells() | self._get_numbers()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

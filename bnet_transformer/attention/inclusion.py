@@ -12,11 +12,10 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed, check_sequence
 from bnet_transformer._core.distributed import DistributedContext, distributed_context
-from bnet_transformer._core.effect_tables import EffectTable
 from bnet_transformer._core.files import derive_seed
 from bnet_transformer._core.process import check_memory, translate_memory_errors
 from bnet_transformer._core.results import Result
-from bnet_transformer._core.stats import SentenceValues, digest_words
+from bnet_transformer._core.stats import EffectTable, SentenceValues, digest_words
 from bnet_transformer._core.tensors import enable_gradients, to_numpy
 from bnet_transformer.attention.gates import (
     MAX_RHAT,

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from bnet_transformer import reference
-from bnet_transformer._core.effect_tables import LabelledAxes
 from bnet_transformer._core.naming import EVERY_NODE, WORD, count_word_from_start, match_names
 from bnet_transformer._core.process import check_memory
 from bnet_transformer._core.results import Result
@@ -487,7 +486,7 @@ def iter_arrow_weights(
 
 
 @dataclass(frozen=True)
-class GroupPosterior(Result, LabelledAxes):
+class GroupPosterior(Result):
     """The posterior `P(node | evidence)` of each node of a discrete node group.
 
     Attributes:
@@ -507,9 +506,16 @@ class GroupPosterior(Result, LabelledAxes):
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
     special: tuple[bool, ...] = field(default=(), repr=False)
 
-    @property
-    def _numbers(self) -> Tensor:
-        return self.probabilities
+    def labels_along(self, dim: int) -> tuple[str, ...]:
+        """The labels along a dim of `probabilities`.
+
+        Args:
+            dim: The number of the dim.
+
+        Returns:
+            The labels; numerals for an axis without labels.
+        """
+        return self.labels.get(self.axes[dim], tuple(map(str, range(self.probabilities.shape[dim]))))
 
     def to_dataframe(self) -> pd.DataFrame:
         """A data frame with a row for each node and a column for each state, indexed by the axes and the token.

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
-from bnet_transformer._core.effect_tables import EffectTable
 from bnet_transformer._core.naming import WORD, count_word_from_start, split_path
 from bnet_transformer._core.results import Result
-from bnet_transformer._core.stats import SentenceValues, bootstrap_interval
+from bnet_transformer._core.stats import EffectTable, SentenceValues, bootstrap_interval
 from bnet_transformer._core.tensors import rank_by_size, to_numpy
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.interventions.examples import explain_unchecked_metric

@@ -15,7 +15,6 @@ from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_names
-from bnet_transformer._core.effect_tables import LabelledAxes
 from bnet_transformer._core.tensors import FloatArray, copy_to_tensor, to_numpy
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.errors import BNetError, BudgetError
@@ -426,7 +425,7 @@ MAX_BAR_NUMBERS = 60  # more bars have no numbers
 
 
 @dataclass(frozen=True)
-class LabelledArray(LabelledAxes):
+class LabelledArray:
     """An array with named axes; `low` and `high` are the ends of an interval around each value, or None.
 
     `labels[axis]` names the positions along an axis. NaN is a missing value.
@@ -445,9 +444,10 @@ class LabelledArray(LabelledAxes):
         smallest, sums = np.nanmin(self.values, initial=0.0), np.nansum(self.values, -1)
         return bool(smallest >= 0 and np.allclose(sums, 1, atol=1e-4))
 
-    @property
-    def _numbers(self) -> FloatArray:
-        return self.values
+    def labels_along(self, dim: int) -> tuple[str, ...]:
+        """The labels along a dim; if none are given, the indices."""
+        axis = self.axes[dim]
+        return self.labels.get(axis, tuple(map(str, range(self.values.shape[dim]))))
 
 
 def make_labelled_array(

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int
-from bnet_transformer._core.effect_tables import EffectTable
 from bnet_transformer._core.naming import join_name
 from bnet_transformer._core.results import Fields
-from bnet_transformer._core.stats import SentenceValues
+from bnet_transformer._core.stats import EffectTable, SentenceValues
 from bnet_transformer._core.tensors import enable_gradients, is_dense, rank_by_size, to_numpy
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.data.encode import encode_value, to_reals
