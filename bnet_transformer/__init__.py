@@ -12,7 +12,7 @@ The packages, in the order in which data flows. A TPM is the conditional distrib
   ground graph, d-separation);
 - `data`: text, ids or vectors -> an encoded sentence -> batches and data sets;
 - `reference`: the semantics, node by node; `compiler`: the same as batched tensor operations; `equations`, `cost`;
-- `inference`: a query about a sentence -> the algorithm (`plan`) -> values, posteriors, samples;
+- `inference`: a query about a sentence -> its plan (the algorithm) -> values, posteriors, samples;
 - `interventions` (sweeps, circuits, counterfactuals), `attention` (rollout, TANs, heads), `residual_stream` (the lens),
   `generation` (new words, steering, forecasts), `learning` (fits, training);
 - `bridges` (networkx, pgmpy, Pyro), `figures`, `plots`, `page`, and `drawing`, which writes figures to files;
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
         UnknownNameError as UnknownNameError,
         UnsupportedError as UnsupportedError,
     )
-    from bnet_transformer.explanation import explain as explain
     from bnet_transformer.interventions.circuit import circuit as circuit
     from bnet_transformer.interventions.curves import faithfulness_curves as faithfulness_curves
     from bnet_transformer.interventions.sweep import mediation as mediation, sweep as sweep
@@ -86,7 +85,7 @@ if TYPE_CHECKING:
     from bnet_transformer.pretrained import from_pretrained as from_pretrained
     from bnet_transformer.pretrained.geometric import load_geometric as load_geometric
     from bnet_transformer.residual_stream import fit_lens as fit_lens
-    from bnet_transformer.sentence import Sentence as Sentence
+    from bnet_transformer.sentence import Sentence as Sentence, explain as explain
 
 __version__ = "0.1.0"
 
@@ -99,7 +98,6 @@ _EXPORTS = {  # the public names of each module
     "declare": "Arrow Declaration Node Plate Stack",
     "drawing": "draw picture",
     "errors": "BNetError BudgetError DeclarationError EvidenceError FileError UnknownNameError UnsupportedError",
-    "explanation": "explain",
     "interventions.circuit": "circuit",
     "interventions.curves": "faithfulness_curves",
     "interventions.sweep": "mediation sweep",
@@ -113,7 +111,7 @@ _EXPORTS = {  # the public names of each module
     "pretrained": "from_pretrained",
     "pretrained.geometric": "load_geometric",
     "residual_stream": "fit_lens",
-    "sentence": "Sentence",
+    "sentence": "Sentence explain",
 }
 _MODULE_OF = {name: home for home, names in _EXPORTS.items() for name in names.split()}
 

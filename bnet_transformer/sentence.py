@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 from torch.distributions import Distribution
@@ -15,15 +15,14 @@ from bnet_transformer._core.checks import check_choice, check_int, check_mapping
 from bnet_transformer._core.process import check_memory, translate_memory_errors, translate_memory_errors_of_methods
 from bnet_transformer._core.tokens import distinguish, get_raw
 from bnet_transformer.attention import Inclusion, Reads, Tan, TanTree
-from bnet_transformer.attention.rollout import compute_reads
+from bnet_transformer.attention.rollout import plan_reads
 from bnet_transformer.attention.tan import classify_slice, tan_tree
 from bnet_transformer.bridges.networkx import MAX_ARROWS, sentence_to_networkx
 from bnet_transformer.bridges.pgmpy import to_bif, to_pgmpy
 from bnet_transformer.data.encode import merge_assignments
 from bnet_transformer.declare import Network
 from bnet_transformer.drawing import PathLike
-from bnet_transformer.errors import BNetError
-from bnet_transformer.explanation import explain_query
+from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.figures import Picture
 from bnet_transformer.graph import (
     GroundGraph,
@@ -35,10 +34,12 @@ from bnet_transformer.graph import (
     find_family,
 )
 from bnet_transformer.graph.queries import Names
-from bnet_transformer.inference import GroupPosterior, RankedStates, Route, Samples, SentenceState
-from bnet_transformer.inference.dependence import max_choice_dependence, max_partial_correlation
-from bnet_transformer.inference.query import merge_words, parse_attention_slices
-from bnet_transformer.interventions.counterfactual import Counterfactual, counterfactual
+from bnet_transformer.inference import GroupPosterior, Plan, RankedStates, Samples, SentenceState
+from bnet_transformer.inference.dependence import max_partial_correlation, plan_choice_dependence
+from bnet_transformer.inference.plan import explain_call, explained_by, find_slowest, get_planner, planned
+from bnet_transformer.inference.posteriors import plan_expected_attention, plan_state_probs
+from bnet_transformer.inference.query import find_attention_spec, merge_words, parse_attention_slices
+from bnet_transformer.interventions.counterfactual import Counterfactual, plan_counterfactual
 from bnet_transformer.residual_stream import Contributions, Lens, PathContributions, ScoreContributions, TunedLens
 from bnet_transformer.residual_stream.contributions import compute_contributions
 from bnet_transformer.residual_stream.lens import compute_lens
@@ -49,6 +50,65 @@ if TYPE_CHECKING:
     from pgmpy.models import DiscreteBayesianNetwork
 
     from bnet_transformer.page.widget import Widget
+
+R = TypeVar("R")
+
+
+def explain(task: str, *arguments: Any, **options: Any) -> Plan[Any]:
+    """How a fit or a sweep would be computed: the algorithm, the reason, joint states and FLOPs; nothing is computed.
+
+    `Sentence.explain` is the same for the methods of a sentence.
+
+    Args:
+        task: The name of the function: `"fit"` or `"sweep"`.
+        *arguments: The arguments of that function.
+        **options: The keyword arguments of that function.
+
+    Returns:
+        The plan; `print` shows it as a sentence. `plan.node` is the node that rules out a faster algorithm, and
+        `plan.run()` computes the result of the function.
+
+    >>> import bnet_transformer as bt
+    >>> net = bt.bayesuvius(4, heads=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
+    >>> plan = bt.explain("fit", net, [("the cat", "cat the"), ("cat the", "the cat")])
+    >>> plan.algorithm, plan.states
+    ('elimination', 2)
+    """
+    from bnet_transformer.interventions.sweep import sweep
+    from bnet_transformer.learning.fit.methods import fit
+
+    tasks: dict[str, Callable[..., Any]] = {"fit": fit, "sweep": sweep}
+    if not isinstance(task, str) or task not in tasks:
+        raise unknown_name_error("task", task, tasks)
+    return explain_call(task, tasks[task], arguments, options)
+
+
+def _plan_arrows(state: SentenceState, question: str, *, has_attention: bool, run: Callable[[], R]) -> Plan[R]:
+    """The plan of a graph: that of its slowest attention, or of the slowest posterior over which it is averaged."""
+    specs = [m for m in state.network.specs if m.has_word_attention and m.tpm.has_attention]
+    if not has_attention:
+        return Plan(question, "graph", "only the structure of the graph is requested", run)
+    plans: list[Plan[Any]] = []
+    for query in map(state.evaluator.attention_query, specs):
+        choices = next(iter(query.choices.values()), [])
+        plans += [plan_state_probs(state.query(choices))] if choices else []
+        plans += [plan_expected_attention(state.query(), query)]
+    if not plans:
+        return Plan(question, "graph", "the net has no attention over words", run)
+    return replace(find_slowest(plans), question=question, run=run)
+
+
+def _plan_graph(sentence: Sentence, *, attention: bool = False, **options: Any) -> Plan[nx.DiGraph]:
+    """The plan of `Sentence.graph`."""
+    question = "graph with the weights of its arrows" if attention else "graph"
+    run = partial(sentence.graph, attention=attention, **options)
+    return _plan_arrows(sentence.state, question, has_attention=attention, run=run)
+
+
+def _plan_figure(sentence: Sentence, path: PathLike, **options: Any) -> Plan[None]:
+    """The plan of `Sentence.draw`."""
+    has_attention, run = options.get("attention") is not False, partial(sentence.draw, path, **options)
+    return _plan_arrows(sentence.state, "figure", has_attention=has_attention, run=run)
 
 
 class Net(Protocol):
@@ -139,7 +199,8 @@ class Sentence(StructureQueries):
     # values, distributions and attention
 
     @translate_memory_errors("value")
-    def __getitem__(self, name: str) -> Tensor:
+    @planned
+    def __getitem__(self, name: str) -> Plan[Tensor]:
         """The value of a node, or the values of all nodes of a name or a pattern.
 
         Args:
@@ -164,9 +225,10 @@ class Sentence(StructureQueries):
         >>> s["x_1_-1"].shape, s["x_1"].shape, s["q"].shape, s["q_0_*_2"].shape
         (torch.Size([4]), torch.Size([3, 4]), torch.Size([2, 3, 3, 4]), torch.Size([3, 4]))
         """
-        return self.state.evaluator.stacked_value(find_family(self.ground, name))
+        return self.state.evaluator.plan_stacked_value(find_family(self.ground, name))
 
-    def tpm(self, name: str) -> Distribution:
+    @planned
+    def tpm(self, name: str) -> Plan[Distribution]:
         """The distribution of a node given the values of its parents.
 
         Args:
@@ -176,7 +238,7 @@ class Sentence(StructureQueries):
             A distribution of torch or Pyro. Its batch dimensions are the states of the latent choices on which the
             parents depend.
         """
-        return self.state.evaluator.distribution(self.ground.id(name))
+        return self.state.evaluator.plan_distribution(self.ground.id(name))
 
     def labels(self, name: str) -> tuple[str, ...]:
         """The labels of the states of a discrete node.
@@ -203,7 +265,8 @@ class Sentence(StructureQueries):
             raise BNetError(name, expected="a discrete node", actual=f"a node of kind {kind!r}")
         return self.state.labels(node) or tuple(map(str, range(self.state.model.count_states(node))))
 
-    def attention(self, slice: int | None = None, *, role: str | None = None, words: str = "tokens") -> Tensor:
+    @planned
+    def attention(self, slice: int | None = None, *, role: str | None = None, words: str = "tokens") -> Plan[Tensor]:
         """The attention weights `P(j | i)`: row i is the distribution over the words j that i attends to.
 
         Args:
@@ -230,12 +293,10 @@ class Sentence(StructureQueries):
         check_choice("words", words, ("tokens", "words"))
         if words == "words" and len(self.state.tokens) > 1:
             raise BNetError("words", expected="'tokens' in a net with several stacks", actual=words)
-        if slice is None:
-            slices = parse_attention_slices(self.state.network, "all", role)[1]
-            table = self.state.evaluator.attention_of_slices(slices, role)
-        else:
-            table = self.state.evaluator.attention(slice, role)
-        return merge_words(table, self.groups) if words == "words" else table
+        slices = parse_attention_slices(self.state.network, "all", role)[1] if slice is None else [slice]
+        specs, evaluator = [find_attention_spec(self.state.model, t, role) for t in slices], self.state.evaluator
+        plan = evaluator.plan_attention_of_slices(specs) if slice is None else evaluator.plan_attention(specs[0])
+        return plan.then(lambda table: merge_words(table, self.groups)) if words == "words" else plan
 
     # interventions and evidence
 
@@ -301,6 +362,7 @@ class Sentence(StructureQueries):
 
     # probability
 
+    @planned
     def posterior(
         self,
         name: str | Sequence[str],
@@ -308,7 +370,7 @@ class Sentence(StructureQueries):
         *,
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
-    ) -> Tensor:
+    ) -> Plan[Tensor]:
         """The posterior `P(node | evidence)` of a discrete node, or the joint posterior of several.
 
         Args:
@@ -334,9 +396,10 @@ class Sentence(StructureQueries):
         >>> s.posterior("c", evidence={"y_2": "cat"}).shape, s.posterior(["c", "y_0"]).shape
         (torch.Size([2]), torch.Size([2, 3]))
         """
-        query = self.state.posterior_query(name, evidence, budget, atol)
-        return inference.joint_posterior(query, self.state.evaluator).to(self.state.network.log_dtype)
+        query, dtype = self.state.posterior_query(name, evidence, budget, atol), self.state.network.log_dtype
+        return inference.plan_posterior(query, self.state.evaluator).then(lambda probs: probs.to(dtype))
 
+    @planned
     def top(
         self,
         name: str,
@@ -345,7 +408,7 @@ class Sentence(StructureQueries):
         *,
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
-    ) -> list[tuple[str, float]]:
+    ) -> Plan[list[tuple[str, float]]]:
         """The most probable states of a discrete node, such as the next words, given the evidence.
 
         Args:
@@ -370,15 +433,19 @@ class Sentence(StructureQueries):
         (2, True, True)
         """
         count = check_int("count", count)
-        probabilities = self.posterior(name, evidence, budget=budget, atol=atol)
-        if probabilities.dim() != 1:
-            raise BNetError("name", expected="the name of one node", actual=name)
-        values, states = probabilities.sort(descending=True, stable=True)
-        labels = self.labels(name)
-        pairs = [*zip(states[:count].tolist(), values[:count].tolist(), strict=True)]
-        shown = distinguish(labels[state] for state, _ in pairs)
-        return [(label, value) for label, (_, value) in zip(shown, pairs, strict=True)]
+        query, dtype = self.state.posterior_query(name, evidence, budget, atol), self.state.network.log_dtype
 
+        def find_best(probs: Tensor) -> list[tuple[str, float]]:
+            if probs.dim() != 1:
+                raise BNetError("name", expected="the name of one node", actual=name)
+            values, states = probs.to(dtype).sort(descending=True, stable=True)
+            labels = self.labels(name)
+            shown = distinguish(labels[state] for state in states[:count].tolist())
+            return [*zip(shown, values[:count].tolist(), strict=True)]
+
+        return inference.plan_posterior(query, self.state.evaluator).then(find_best)
+
+    @planned
     def posteriors(
         self,
         group: str,
@@ -386,7 +453,7 @@ class Sentence(StructureQueries):
         *,
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
-    ) -> GroupPosterior:
+    ) -> Plan[GroupPosterior]:
         """The posterior `P(node | evidence)` of each node of a discrete node group, such as the choices of all words.
 
         On a chain of choices along the words, this is the smoothing of a hidden Markov model. One elimination computes
@@ -411,10 +478,10 @@ class Sentence(StructureQueries):
         >>> s.posteriors("c_0", {"y_2": 1}).probabilities.shape
         torch.Size([3, 3])
         """
-        return inference.compute_group_posterior(
-            self.state, self.state.with_evidence(evidence).query((), budget, atol), group
-        )
+        query = self.state.with_evidence(evidence).query((), budget, atol)
+        return inference.plan_group_posterior(self.state, query, group)
 
+    @planned
     def sample(
         self,
         n: int = 1,
@@ -423,7 +490,7 @@ class Sentence(StructureQueries):
         seed: int = 0,
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
-    ) -> Samples:
+    ) -> Plan[Samples]:
         """Samples of every random node from the joint posterior, given the evidence.
 
         Args:
@@ -450,10 +517,14 @@ class Sentence(StructureQueries):
         query = self.state.with_evidence(evidence).query((), budget, atol)
         count, start = check_int("n", n), check_seed(seed)
         check_memory("draws", 8 * count * len(self.ground), "a smaller n=")
-        result = inference.sample(query, count, start)
-        labels = {name: self.state.labels(self.ground.id(name)) for name in result.states}
-        return replace(result, labels={name: names for name, names in labels.items() if names is not None})
 
+        def add_labels(result: Samples) -> Samples:
+            labels = {name: self.state.labels(self.ground.id(name)) for name in result.states}
+            return replace(result, labels={name: names for name, names in labels.items() if names is not None})
+
+        return inference.plan_sample(query, count, start).then(add_labels)
+
+    @planned
     def most_probable(
         self,
         evidence: Mapping[str, object] | None = None,
@@ -461,7 +532,7 @@ class Sentence(StructureQueries):
         count: int = 1,
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
-    ) -> RankedStates:
+    ) -> Plan[RankedStates]:
         """The most probable explanation: the most probable joint states of all latent choices, given the evidence.
 
         On a chain of choices along the words, this is the path of the Viterbi algorithm. The explained nodes are the
@@ -492,8 +563,9 @@ class Sentence(StructureQueries):
         """
         nodes = inference.find_explained_nodes(self.state.model)
         query = self.state.with_evidence(evidence).query(nodes, budget, atol)
-        return inference.compute_ranked_states(self.state, query, check_int("count", count), "most_probable")
+        return inference.plan_ranked_states(self.state, query, check_int("count", count), "most_probable")
 
+    @planned
     def marginal_map(
         self,
         nodes: str | Sequence[str],
@@ -502,7 +574,7 @@ class Sentence(StructureQueries):
         count: int = 1,
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
-    ) -> RankedStates:
+    ) -> Plan[RankedStates]:
         """Marginal MAP: the most probable joint states of some discrete nodes; all other nodes are summed out before.
 
         In general this is not the part of the most probable explanation (`most_probable`) that belongs to these nodes,
@@ -533,15 +605,16 @@ class Sentence(StructureQueries):
         (torch.Size([9, 2]), 1.0)
         """
         query = self.state.marginal_map_query(nodes, evidence, budget, atol)
-        return inference.compute_ranked_states(self.state, query, check_int("count", count), "marginal_map")
+        return inference.plan_ranked_states(self.state, query, check_int("count", count), "marginal_map")
 
+    @planned
     def log_prob(
         self,
         evidence: Mapping[str, object] | None = None,
         *,
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
-    ) -> Tensor:
+    ) -> Plan[Tensor]:
         """The log evidence `log P(evidence)`: a log probability, or a log density if an observed node is continuous.
 
         Args:
@@ -563,9 +636,9 @@ class Sentence(StructureQueries):
         >>> both, one = s.log_prob({"y_0": "cat", "y_2": "cat"}), s.log_prob({"y_2": "cat"})
         >>> torch.testing.assert_close((both - one).exp(), s.posterior("y_0", {"y_2": "cat"})[1], check_dtype=False)
         """
-        query = self.state.with_evidence(evidence).query((), budget, atol)
-        return inference.joint_log_evidence(query)
+        return inference.plan_log_evidence(self.state.with_evidence(evidence).query((), budget, atol))
 
+    @planned
     def counterfactual(
         self,
         name: str,
@@ -574,7 +647,7 @@ class Sentence(StructureQueries):
         *,
         budget: int = reference.BUDGET,
         atol: float = reference.ATOL,
-    ) -> Counterfactual:
+    ) -> Plan[Counterfactual]:
         """What a node would have been under other interventions, given the evidence.
 
         The evidence determines the noise of the random nodes, and the noise is kept under the interventions. The noise
@@ -604,12 +677,12 @@ class Sentence(StructureQueries):
         state = self.state.with_evidence(evidence)
         done = self.state.resolve_interventions(check_mapping("do", do))
         node = self.ground.id(name)
-        result = counterfactual(state.query([node], budget, atol), done)
-        return replace(result, labels=state.labels(node))
+        plan = plan_counterfactual(state.query([node], budget, atol), done)
+        return plan.then(lambda result: replace(result, labels=state.labels(node)))
 
-    # routes and attention over several slices
+    # plans and attention over several slices
 
-    def explain(self, question: str, *arguments: Any, **options: Any) -> Route:
+    def explain(self, question: str, *arguments: Any, **options: Any) -> Plan[Any]:
         """How a method would be computed: its algorithm, the reason, joint states and FLOPs; nothing is computed.
 
         Args:
@@ -620,16 +693,22 @@ class Sentence(StructureQueries):
             **options: The keyword arguments of that method.
 
         Returns:
-            The route; `print` shows it as a sentence. `route.node` is the node that rules out a faster algorithm.
+            The plan; `print` shows it as a sentence. `plan.node` is the node that rules out a faster algorithm, and
+            `plan.run()` computes the result of the method.
 
         >>> import bnet_transformer as bt
         >>> s = bt.bayesuvius(dim=4, observe=bt.tpm.Categorical(3)).sentence("the cat sat")
-        >>> route = s.explain("posterior", "c", evidence={"y_2": 1})
-        >>> route.algorithm, route.states, route.is_exact
+        >>> plan = s.explain("posterior", "c", evidence={"y_2": 1})
+        >>> plan.algorithm, plan.states, plan.is_exact
         ('elimination', 2, True)
         """
-        return explain_query(self.state, vars(Sentence), question, arguments, options)
+        methods = {name: method for name, method in vars(Sentence).items() if hasattr(method, "find_plan")}
+        methods["value"] = methods.pop("__getitem__")
+        if not isinstance(question, str) or question not in methods:
+            raise unknown_name_error("question", question, methods)
+        return explain_call(question, methods[question], (self, *arguments), options)
 
+    @planned
     def reads(
         self,
         slices: str | int | Collection[int] = "all",
@@ -642,7 +721,7 @@ class Sentence(StructureQueries):
         budget: int = reference.BUDGET,
         inclusion: Inclusion | None = None,
         special: bool = True,
-    ) -> Reads:
+    ) -> Plan[Reads]:
         """Attention rollout: `P(source word | output word)` in the Markov chain of attention over slices.
 
         Args:
@@ -669,21 +748,21 @@ class Sentence(StructureQueries):
         (('the', 'cat', 'sat'), torch.Size([3, 3]), [0.0, 0.0])
         """
         check_choice("special", special, (True, False))
-        stack, numbers = parse_attention_slices(self.state.network, slices, role)
-        query = self.state.with_evidence(evidence).query((), budget)
-        result = compute_reads(
-            query,
-            self.state.tokens[stack],
+        state = self.state
+        stack, numbers = parse_attention_slices(state.network, slices, role)
+        plan = plan_reads(
+            state.with_evidence(evidence).query((), budget),
+            state.tokens[stack],
             numbers,
             role=role,
             residual=residual,
             head=head,
             method=method,
             inclusion=inclusion,
-            evaluator=None if self.state.evidence else self.state.evaluator,
+            evaluator=None if state.evidence else state.evaluator,
         )
-        flags = self.state.encoded.flag_special_words(self.state.network, stack)
-        return replace(result, special=flags, has_special=special, digest=self.state.encoded.digest(self.state.network))
+        flags, digest = state.encoded.flag_special_words(state.network, stack), state.encoded.digest
+        return plan.then(lambda reads: replace(reads, special=flags, has_special=special, digest=digest(state.network)))
 
     def lens(self, readout: str | None = None, *, tuned: TunedLens | None = None, top: int = 10) -> Lens:
         """The logit lens: the readout applied to every state `x_t` of every word, as if it were the last state `x_T`.
@@ -744,6 +823,7 @@ class Sentence(StructureQueries):
         """
         return classify_slice(self.state, boxes, slice, class_box, stack)
 
+    @planned
     def tan_tree(
         self,
         slice: int = 0,
@@ -752,7 +832,7 @@ class Sentence(StructureQueries):
         head: int | None = None,
         role: str | None = None,
         budget: int = reference.BUDGET,
-    ) -> TanTree:
+    ) -> Plan[TanTree]:
         """The best tree of a slice's attention, with one parent for each word, and the attention on the tree.
 
         Args:
@@ -772,8 +852,8 @@ class Sentence(StructureQueries):
         >>> len(tree.parents), 0 <= tree.mass <= 1
         (3, True)
         """
-        read = self.reads(slice, evidence, residual=0.0, head=head, role=role, budget=budget)
-        return tan_tree(read.matrix, read.tokens, read.slices[0], read.head)
+        plan = get_planner(Sentence.reads)(self, slice, evidence, residual=0.0, head=head, role=role, budget=budget)
+        return plan.then(lambda read: tan_tree(read.matrix, read.tokens, read.slices[0], read.head))
 
     def contributions(
         self, node: str, of: object = None, *, paths: int = 1, exact: bool = False
@@ -837,6 +917,7 @@ class Sentence(StructureQueries):
         """
         return list(self.nodes)
 
+    @planned
     def separated(
         self,
         x: Names,
@@ -846,7 +927,7 @@ class Sentence(StructureQueries):
         deterministic: bool = False,
         verify: bool = False,
         budget: int = reference.BUDGET,
-    ) -> Separation:
+    ) -> Plan[Separation]:
         """Whether the graph d-separates x from y given other nodes.
 
         Separation implies independence. The converse can fail if TPMs are deterministic. All roots count as random,
@@ -872,12 +953,14 @@ class Sentence(StructureQueries):
         check_choice("verify", verify, (True, False))
         check_int("budget", budget)
         result = super().separated(x, y, given, deterministic=deterministic)
+        question, model = f"separation of {', '.join(result.x)} and {', '.join(result.y)}", self.state.model
         if not verify:
-            return result
-        left, right, known = ([self.ground.id(name) for name in part] for part in (result.x, result.y, result.given))
-        choices = max_choice_dependence(self.state.model, left, right, known, budget)
-        return replace(
-            result, over_choices=choices, over_roots=max_partial_correlation(self.state.model, left, right, known)
+            return Plan(question, "graph", "separation is a property of the graph (Bayes ball)", lambda: result)
+        x_ids, y_ids, given_ids = (list(map(self.ground.id, part)) for part in (result.x, result.y, result.given))
+        return plan_choice_dependence(question, model, x_ids, y_ids, given_ids, budget).then(
+            lambda choices: replace(
+                result, over_choices=choices, over_roots=max_partial_correlation(model, x_ids, y_ids, given_ids)
+            )
         )
 
     def shrink(self, boxes: Mapping[str, str] | Callable[[str], str], *, weights: bool = False) -> Quotient:
@@ -900,6 +983,7 @@ class Sentence(StructureQueries):
 
     # figures and exports
 
+    @explained_by(_plan_graph)
     def graph(
         self,
         *,
@@ -983,6 +1067,7 @@ class Sentence(StructureQueries):
         """
         return drawing.picture_sentence(self.state, **options).to_graphviz()
 
+    @explained_by(_plan_figure)
     def draw(self, path: PathLike, **options: Any) -> None:
         """Write the figure, the interactive page or the graph of the sentence to a file.
 

@@ -165,7 +165,7 @@ def test_the_module_computes_what_sentences_answer(case: Case):
         for node in get_ends(s, spec):
             one = s[s.ground.name(node)]
             close(value[(slice(None),) * batch_dims + (0, *s.ground.unravel_index(node)[1])].reshape(one.shape), one)
-            assert answers.route(answers.value_query(node)).algorithm == "compiled"
+            assert answers.plan_value(node).algorithm == "compiled"
     given = {name: value.float() if value.is_floating_point() else value for name, value in batch_inputs(s).items()}
     in_float32 = case.net.to(torch.float32).module().eval()(given=given, want=names)
     for name in names:
@@ -202,8 +202,7 @@ def test_readings_of_a_batch_are_the_sentences(name):
     assert attention
     for name_, result in attention.items():
         spec = s.net.network.get_spec(name_)
-        query = s.state.evaluator.attention_query(spec)
-        expected = s.state.evaluator.compute(query, s.state.evaluator.route(query))
+        expected = s.state.evaluator.plan_attention(spec).run()
         close(result.select(expected.dim() - len(spec.group.plates) - 2, 0), expected)
 
 

@@ -23,13 +23,7 @@ from bnet_transformer.inference.contraction import (
     sum_out,
 )
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
-from bnet_transformer.inference.plan import JointPlan, plan_conditioning, route_joint
-from bnet_transformer.inference.posteriors import (
-    _joint_log_probs,
-    find_marginal_map,
-    node_posteriors,
-    route_marginal_map,
-)
+from bnet_transformer.inference.posteriors import JointPlan, plan_conditioning, plan_marginal_map, plan_node_posteriors
 from bnet_transformer.inference.query import Query
 from bnet_transformer.tpm import Attention, Categorical, Codebook, Given, Linear, Normal, Pool, Select
 from tests.cases import close, jitter
@@ -136,7 +130,7 @@ def draw_sentence(pick: random.Random) -> bt.Sentence:
 def find_best(query: Query, count: int):
     """The most probable joint states of all latent choices: the nodes, their states and log probabilities."""
     query = query.without_input_evidence()
-    return find_marginal_map(replace(query, nodes=tuple(query.without_target_evidence().choices)), count)
+    return plan_marginal_map(replace(query, nodes=tuple(query.without_target_evidence().choices)), count).run()
 
 
 class BruteForce:
@@ -177,21 +171,21 @@ def test_every_algorithm_equals_brute_force(seed):
     nodes = tuple(pick.sample(brute.choices, min(len(brute.choices), pick.randint(0, 2))))
     expected, query = brute.sum_out(nodes), replace(query, nodes=nodes)
     assert expected.isfinite().any()
-    graph, conditioning, route = build_factor_graph(query), plan_conditioning(query), route_joint(query)
+    graph, conditioning = build_factor_graph(query), plan_conditioning("joint probability", query)
     assert isinstance(graph, FactorGraph) and graph.find_excess(graph.order) is None
     close(graph.compute_joint(), expected)
     assert isinstance(conditioning, JointPlan)
-    close(_joint_log_probs(query, replace(route, plan=conditioning, choices=conditioning.nodes)), expected)
+    close(conditioning.plan.run(), expected)
     if nodes:
         close(s.posterior([*map(s.ground.name, nodes)]), expected.flatten().softmax(0).reshape(expected.shape))
     close(s.log_prob(), expected.flatten().logsumexp(0))
     joint = replace(query, nodes=tuple(brute.choices))
-    for node, probs in node_posteriors(joint).items():
+    for node, probs in plan_node_posteriors(joint).run().items() if joint.nodes else ():
         close(probs, brute.sum_out([node]).softmax(0))
     count = pick.randint(1, 6)
     check_ranked(find_best(replace(query, nodes=()), count), brute.table, count)
     if nodes:
-        check_ranked(find_marginal_map(query, count), expected, count)
+        check_ranked(plan_marginal_map(query, count).run(), expected, count)
 
 
 # tables
@@ -357,19 +351,19 @@ def test_windows_cost_their_true_price():
     reach = bt.Reach("window", 1)
     s = bt.bayesuvius(4, heads=3, slices=2, per="word", mask=reach, observe=Categorical(2)).sentence("a b c " * 8)
     evidence = {f"y_{i}": i % 2 for i in range(24)}
-    route = s.explain("posterior", "c_0_5", evidence)
-    assert (route.algorithm, route.is_exact, route.rows) == ("variable elimination", True, 3**4 + 2)
-    assert route.states <= 3**4 and route.entries < 24 * 2 * 3**4 and len(route.order) == 47
-    assert set(route.scope) <= {*route.order, "c_0_5"} and str(route.states) in str(route)
-    assert route.flops == s.explain("log_prob", evidence).flops
+    plan = s.explain("posterior", "c_0_5", evidence)
+    assert (plan.algorithm, plan.is_exact, plan.rows) == ("variable elimination", True, 3**4 + 2)
+    assert plan.states <= 3**4 and plan.entries < 24 * 2 * 3**4 and len(plan.order) == 47
+    assert set(plan.scope) <= {*plan.order, "c_0_5"} and str(plan.states) in str(plan)
+    assert plan.flops == s.explain("log_prob", evidence).flops
     assert float(s.posterior("c_0_5", evidence).sum()) == pytest.approx(1)
 
 
 def test_choices_of_the_last_slice_are_summed_word_by_word():
     s = bt.bayesuvius(3, heads=2, slices=2, per="word", observe=Categorical(2)).to(D).sentence("a b c d e")
     evidence = {f"y_{i}": i % 2 for i in range(5)}
-    route = s.explain("log_prob", evidence)
-    assert (route.algorithm, route.states, len(route.choices)) == ("conditioning", 2**5, 5)
+    plan = s.explain("log_prob", evidence)
+    assert (plan.algorithm, plan.states, len(plan.choices)) == ("conditioning", 2**5, 5)
     graph = build_factor_graph(s.observe(evidence).state.query())
     close(s.log_prob(evidence), graph.compute_joint())
 
@@ -378,7 +372,7 @@ def test_over_budget_the_costliest_scope_is_named():
     s = hidden_chain(30)
     nodes = [s.ground.id(name) for name in ("c_0_3", "c_0_12", "c_0_20")]
     with pytest.raises(bt.BudgetError, match=r"at most 20 joint states of c_0_\d+, .*got 64\. Raise budget="):
-        find_marginal_map(s.state.query(nodes, budget=20), 1)
+        plan_marginal_map(s.state.query(nodes, budget=20), 1).run()
     assert build_factor_graph(s.state.query(nodes, budget=64)).find_excess() is None
     reach = bt.Reach("window", 1)
     windowed = bt.bayesuvius(4, heads=3, slices=2, per="word", mask=reach, observe=Categorical(2)).sentence(
@@ -396,8 +390,8 @@ def test_chains_with_too_many_joint_states_are_eliminated_one_by_one():
     s = build_net(nodes, [bt.Node("y", Categorical(2), roles, WORD)]).sentence(torch.zeros(6, 2, dtype=D))
     evidence = {f"y_{i}": i % 2 for i in range(6)}
     assert s.explain("log_prob", evidence).algorithm == "elimination"
-    route = s.explain("log_prob", evidence, budget=16)
-    assert (route.algorithm, route.states) == ("variable elimination", 16)
+    plan = s.explain("log_prob", evidence, budget=16)
+    assert (plan.algorithm, plan.states) == ("variable elimination", 16)
     close(s.log_prob(evidence, budget=16), s.log_prob(evidence))
 
 
@@ -420,13 +414,13 @@ def test_marginal_map_sums_first():
     s = hidden_chain(12, states=3)
     nodes = tuple(s.ground.id(f"c_0_{i}") for i in (7, 2, 3))
     query = s.state.query(nodes)
-    result, states, log_probs = find_marginal_map(query, 4)
+    result, states, log_probs = plan_marginal_map(query, 4).run()
     expected = build_factor_graph(query).compute_joint()
     assert result == [*nodes]
     close(log_probs, expected.flatten().sort(descending=True)[0][:4])
     close(expected[tuple(states.unbind(1))], log_probs)
-    route = route_marginal_map(query, 4)
-    assert route.algorithm == "variable elimination" and {*route.order[-3:]} == {"c_0_7", "c_0_2", "c_0_3"}
+    plan = plan_marginal_map(query, 4)
+    assert plan.algorithm == "variable elimination" and {*plan.order[-3:]} == {"c_0_7", "c_0_2", "c_0_3"}
 
 
 def test_chains_of_states_are_those_of_pgmpy():
@@ -445,5 +439,5 @@ def test_chains_of_states_are_those_of_pgmpy():
     best = VariableElimination(model).map_query(
         ["c_0_1", "d_0_3"], evidence=model.graph["evidence"], show_progress=False
     )
-    result, states, _ = find_marginal_map(s.state.query([s.ground.id(name) for name in ("c_0_1", "d_0_3")]), 1)
+    result, states, _ = plan_marginal_map(s.state.query([s.ground.id(name) for name in ("c_0_1", "d_0_3")]), 1).run()
     assert states[0].tolist() == [int(best[s.ground.name(node)]) for node in result]

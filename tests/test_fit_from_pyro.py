@@ -11,7 +11,6 @@ from pyro.infer import MCMC, NUTS, SVI, Importance, TraceEnum_ELBO
 from pyro.infer.autoguide import AutoDelta, AutoNormal
 
 import bnet_transformer as bt
-from bnet_transformer.learning.fit import explain_fit
 from bnet_transformer.tpm import Categorical, Normal
 
 D = torch.float64
@@ -172,19 +171,19 @@ def test_what_does_not_match_the_net_is_refused():
 def test_explain_describes_a_fit():
     net = mixture()
     data = draw_xy(net, 12)
-    route = explain_fit(net, data, method=bt.MAP(restarts=3), batch=4)
-    assert (route.algorithm, route.states, route.node, route.is_exact) == ("elimination", 2, None, True)
-    assert route.flops == 3 * explain_fit(net, data, batch=4).flops > 0 and "(c)" in route.reason
-    assert "computed once" in explain_fit(net, data, learn=["c.logits"]).reason
-    over = explain_fit(net, data, budget=1)
+    plan = bt.explain("fit", net, data, method=bt.MAP(restarts=3), batch=4)
+    assert (plan.algorithm, plan.states, plan.node, plan.is_exact) == ("elimination", 2, None, True)
+    assert plan.flops == 3 * bt.explain("fit", net, data, batch=4).flops > 0 and "(c)" in plan.reason
+    assert "computed once" in bt.explain("fit", net, data, learn=["c.logits"]).reason
+    over = bt.explain("fit", net, data, budget=1)
     assert (over.algorithm, over.node, over.is_exact) == ("sampling", "c", False) and "budget=1" in over.reason
     per_word = bt.bayesuvius(3, heads=2, slices=2, per="word", observe=Normal(0.3)).to(D)
-    summed = explain_fit(per_word, data, method="em")
+    summed = bt.explain("fit", per_word, data, method="em")
     assert summed.algorithm == "sampling" and summed.node is not None and "bt.SVI(choices='sampled')" in summed.reason
-    requested = explain_fit(per_word, data, method=bt.SVI(choices="sampled"), spread=1.0)
+    requested = bt.explain("fit", per_word, data, method=bt.SVI(choices="sampled"), spread=1.0)
     assert (
         requested.algorithm == "sampling" and requested.node == summed.node and "choices='sampled'" in requested.reason
     )
     with pytest.raises(bt.BNetError, match="spread"):
-        explain_fit(net, data, method="nuts")
-    assert "elimination" in str(route)
+        bt.explain("fit", net, data, method="nuts")
+    assert "elimination" in str(plan)

@@ -5,7 +5,6 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.interventions import Mean, Noise, Zero
-from bnet_transformer.interventions.sweep import explain_sweep
 from tests.cases import get_case
 from tests.sweep_oracle import D, Oracle, get_outputs, get_refusal, make_metric, make_pair, patch_path, set_values
 from tests.test_sweeps import CASES_WITH_WORDS, REFUSED, close, find_roles, make_examples, make_net, make_sentences
@@ -99,8 +98,8 @@ def test_noise_patches_corrupt_values_into_the_clean_run(name):
     close(noise.restored, (noise.outcomes - noise.corrupt).mean(-1) / noise.total.mean())
     close(denoise.restored, (denoise.outcomes - denoise.corrupt).mean(-1) / noise.total.mean())
     assert "corrupt into clean" in repr(noise)
-    explained = explain_sweep(clean, corrupt, direction="noise", **query)
-    assert str(explained) == str(explain_sweep(corrupt, clean, **query))
+    explained = bt.explain("sweep", clean, corrupt, direction="noise", **query)
+    assert str(explained) == str(bt.explain("sweep", corrupt, clean, **query))
 
 
 def test_an_ablation_of_the_clean_run():
@@ -126,7 +125,7 @@ def test_an_ablation_of_the_clean_run():
 def test_words_take_values_of_other_words(is_sequential, monkeypatch):
     """Sentences of unequal lengths, and one sentence with permuted words: as `do` with the values of these words."""
     if is_sequential:
-        from bnet_transformer.inference.query import Obstacle
+        from bnet_transformer.inference.plan import Obstacle
         from bnet_transformer.interventions import engine
 
         monkeypatch.setattr(engine, "find_shared_obstacle", lambda *_: Obstacle("x_1", "in the way"))

@@ -4,11 +4,9 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference import plan
-from bnet_transformer.inference.plan import PerformanceWarning
-from bnet_transformer.inference.query import Obstacle
+from bnet_transformer.inference import plan as planner
+from bnet_transformer.inference.plan import Obstacle, PerformanceWarning
 from bnet_transformer.interventions import Attend, Zero, engine
-from bnet_transformer.interventions.sweep import explain_sweep
 from tests.cases import get_case
 from tests.sweep_oracle import get_outputs, make_metric, make_pair
 from tests.test_sweeps import close, make_net, make_sentences
@@ -21,19 +19,19 @@ def make_query(name, at="x"):
 
 def test_a_plain_net_shares_one_run():
     clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
-    plan = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)})
+    plan = bt.explain("sweep", clean, corrupt, at="q", metric={"y_2": (0, 1)})
     assert (plan.algorithm, plan.node, plan.parts, plan.evaluations) == ("compiled", None, (), 0)
     assert plan.is_exact and plan.flops > 0
-    single = explain_sweep(clean, corrupt, at=["q_0_0_1"], metric={"y_2": (0, 1)})
+    single = bt.explain("sweep", clean, corrupt, at=["q_0_0_1"], metric={"y_2": (0, 1)})
     assert single.question == "sweep of 1 cell" and single.flops < plan.flops
-    first = explain_sweep(clean, corrupt, at="q", metric={"y_2": (0, 1)}, first_order=True)
+    first = bt.explain("sweep", clean, corrupt, at="q", metric={"y_2": (0, 1)}, first_order=True)
     assert first.algorithm == "compiled" and not first.is_exact and "gradient" in first.reason
 
 
 def test_each_kind_of_cell_has_its_route():
     """Cells below the recurrence share a run, each cell above it has a separate run; the node is named."""
     sentences, options = make_query("recurrent")
-    plan = explain_sweep(*sentences, **options)
+    plan = bt.explain("sweep", *sentences, **options)
     assert plan.algorithm == "sequential"
     assert [(part.algorithm, part.node) for part in plan.parts] == [
         ("compiled", None),
@@ -48,16 +46,16 @@ def test_each_kind_of_cell_has_its_route():
 )
 def test_the_node_that_forbids_one_run_is_named(name, at, node):
     sentences, options = make_query(name, at)
-    plan = explain_sweep(*sentences, **options)
+    plan = bt.explain("sweep", *sentences, **options)
     assert (plan.parts or (plan,))[0].node == node and plan.flops is None and plan.evaluations > 0
 
 
 def test_rows_of_a_set_node_run_separately():
     clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
     corrupt = corrupt.do({"a_0_1_2": Attend([0.2, 0.5, 0.3]), "a_1_0_0": Zero()})
-    plan = explain_sweep(clean, corrupt, at="j", metric={"y_2": 1})
+    plan = bt.explain("sweep", clean, corrupt, at="j", metric={"y_2": 1})
     assert [part.node for part in plan.parts] == ["a_0_1_2", "a_1_0_0"]
-    plan = explain_sweep(clean, corrupt, at="x", metric={"y_2": 1})
+    plan = bt.explain("sweep", clean, corrupt, at="x", metric={"y_2": 1})
     assert [(part.algorithm, part.node) for part in plan.parts] == [("compiled", None), ("sequential", "a_0")]
 
 
@@ -78,7 +76,7 @@ def test_both_algorithms_give_the_same_numbers(monkeypatch, at, blocked):
 
 def test_a_slow_sweep_warns_before_it_starts(monkeypatch):
     sentences, options = make_query("recurrent")
-    monkeypatch.setattr(plan, "WARN_EVALUATIONS", 10)
+    monkeypatch.setattr(planner, "WARN_EVALUATIONS", 10)
     with pytest.raises(PerformanceWarning, match=r"sweep of 9 cells: sequential.*\n.*\n.*h_0 is computed"):
         bt.sweep(*sentences, **options)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -29,7 +30,8 @@ from bnet_transformer.attention.inclusion import Inclusion
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.graph import NodeGroup
-from bnet_transformer.inference.posteriors import joint_state_probs
+from bnet_transformer.inference.plan import Plan, find_slowest
+from bnet_transformer.inference.posteriors import plan_state_probs
 from bnet_transformer.inference.query import (
     Query,
     find_attention_spec,
@@ -374,7 +376,7 @@ class Reads(ComparableResult):
         return frame if self.has_special else frame.assign(**{SPECIAL_TOKENS: to_numpy(self.special_mass[words])})
 
 
-def compute_reads(
+def plan_reads(
     query: Query,
     tokens: Sequence[str],
     slices: Sequence[int],
@@ -385,8 +387,10 @@ def compute_reads(
     method: str,
     inclusion: Inclusion | None = None,
     evaluator: NodeEvaluator | None = None,
-) -> Reads:
-    """Compute from which word of the first state of some slices each word of their last state is computed.
+) -> Plan[Reads]:
+    """The plan of the words of the first state of some slices from which each word of their last state is computed.
+
+    Its cost is that of the posterior of the latent choices; without choices it is that of the slowest slice.
 
     Args:
         query: The sentence, its evidence, and the limits.
@@ -400,7 +404,7 @@ def compute_reads(
         evaluator: An evaluator of this sentence without evidence, to reuse it.
 
     Returns:
-        The chain and its matrix.
+        The plan of the chain and its matrix.
     """
     check_choice("method", method, ("rollout", "flow"))
     residual = check_float("residual", residual)
@@ -412,31 +416,51 @@ def compute_reads(
     specs = [find_attention_spec(model, t, role) for t in slices]
     check_chain(model, specs, slices)
     average = _build_head_average(specs, head, inclusion)
-    choices, states, probs = compute_choice_posterior(query, slices, role)
-    steps, entropies = [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
-    for chunk, tables in iter_attention_by_state(query, choices, states, slices, role, evaluator):
-        by_slice = [_select_heads(model, table.double(), t, head) for t, table in zip(slices, tables, strict=True)]
-        steps.append(torch.stack([average(k, table) for k, table in enumerate(by_slice)], 1))
-        by_head = [torch.einsum("s,shi->hi", probs[chunk], torch.special.entr(table).sum(-1)) for table in by_slice]
-        entropies = entropies + torch.stack(by_head)
-    attention = torch.cat(steps)
-    stack = specs[0].group.stack
-    state = find_state_group(model.network, stack)
-    chain = add_residual(attention, residual)
-    return Reads(
-        torch.einsum("s,sij->ij", probs, attention_rollout(chain) if method == "rollout" else max_flow(chain)),
-        attention,
-        probs,
-        tuple(dict(zip(map(model.ground.name, choices), row, strict=True)) for row in states.tolist()),
-        tuple(tokens),
-        tuple(slices),
-        residual,
-        _describe_heads(model, choices, head, inclusion),
-        method,
-        entropies,
-        torch.from_numpy(np.stack([compute_read_mask(model, spec) for spec in specs])),
-        join_stem(stack, "x" if state is None else state.role),
-    )
+    choices = find_choices_read(model, specs)
+    sizes = [model.count_states(choice) for choice in choices]
+    evaluator = evaluator or NodeEvaluator(query.module, model, {})
+    plans = [] if choices else evaluator.plan_attentions(specs)
+
+    def iter_tables(states: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
+        if choices:
+            yield from iter_attention_by_state(evaluator, choices, states, specs)
+            return
+        evaluator.prefetch("attention", specs)
+        yield slice(0, 1), [plan.run()[None] for plan in plans]
+
+    def compute(probs: Tensor) -> Reads:
+        possible = probs.nonzero()[:, 0]
+        states = torch.stack(torch.unravel_index(possible, sizes), 1) if choices else torch.zeros(1, 0).long()
+        probs, steps, entropies = probs[possible], [], torch.zeros(len(slices), 1, 1, dtype=torch.float64)
+        for chunk, tables in iter_tables(states):
+            by_slice = [_select_heads(model, table.double(), t, head) for t, table in zip(slices, tables, strict=True)]
+            steps.append(torch.stack([average(k, table) for k, table in enumerate(by_slice)], 1))
+            by_head = [torch.einsum("s,shi->hi", probs[chunk], torch.special.entr(table).sum(-1)) for table in by_slice]
+            entropies = entropies + torch.stack(by_head)
+        attention = torch.cat(steps)
+        stack = specs[0].group.stack
+        state = find_state_group(model.network, stack)
+        chain = add_residual(attention, residual)
+        return Reads(
+            torch.einsum("s,sij->ij", probs, attention_rollout(chain) if method == "rollout" else max_flow(chain)),
+            attention,
+            probs,
+            tuple(dict(zip(map(model.ground.name, choices), row, strict=True)) for row in states.tolist()),
+            tuple(tokens),
+            tuple(slices),
+            residual,
+            _describe_heads(model, choices, head, inclusion),
+            method,
+            entropies,
+            torch.from_numpy(np.stack([compute_read_mask(model, spec) for spec in specs])),
+            join_stem(stack, "x" if state is None else state.role),
+        )
+
+    if not choices:
+        return find_slowest(plans).with_run(lambda: compute(torch.ones(1, dtype=torch.float64)))
+    posterior = plan_state_probs(replace(query, nodes=tuple(choices)))
+    question, count = f"reads of slices {[*slices]}", max(math.prod(sizes), posterior.states)
+    return replace(posterior, question=question, states=count).then(compute)
 
 
 def _build_head_average(
@@ -479,9 +503,9 @@ def _describe_heads(
     return f"{heads}, {over}" if heads else over
 
 
-def find_choices_read(model: GroundModel, slices: Sequence[int], role: str | None) -> list[int]:
-    """Find the latent choices on which the attention of some slices depends."""
-    groups = [find_attention_spec(model, t, role).group for t in slices]
+def find_choices_read(model: GroundModel, specs: Sequence[NodeSpec]) -> list[int]:
+    """Find the latent choices on which the attention of some groups depends."""
+    groups = [spec.group for spec in specs]
     if not has_ancestor_choices(model.network, {group.index for group in groups}):
         return []
     nodes = [node for group in groups for node in model.ground.select_nodes(group).tolist()]
@@ -489,54 +513,31 @@ def find_choices_read(model: GroundModel, slices: Sequence[int], role: str | Non
     return find_open_choices(model, parents, {})
 
 
-def compute_choice_posterior(query: Query, slices: Sequence[int], role: str | None) -> tuple[list[int], Tensor, Tensor]:
-    """Return the latent choices of the attention, their joint states `[S, choice]` and `P(state | e)`, `[S]`."""
-    choices = find_choices_read(query.model, slices, role)
-    if not choices:
-        return [], torch.zeros(1, 0, dtype=torch.long), torch.ones(1, dtype=torch.float64)
-    probs = joint_state_probs(replace(query, nodes=tuple(choices)))
-    possible = probs.nonzero()[:, 0]
-    states = torch.unravel_index(possible, [query.model.count_states(choice) for choice in choices])
-    return choices, torch.stack(states, 1), probs[possible]
-
-
 def iter_attention_by_state(
-    query: Query,
-    open_choices: Sequence[int],
-    states: Tensor,
-    slices: Sequence[int],
-    role: str | None,
-    evaluator: NodeEvaluator | None = None,
+    evaluator: NodeEvaluator, open_choices: Sequence[int], states: Tensor, specs: Sequence[NodeSpec]
 ) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Iterate over chunks of states with `P(j | i)` of some slices, `[S, *plates, word, word]` each.
+    """Iterate over chunks of states with `P(j | i)` of some groups, `[S, *plates, word, word]` each.
 
     Args:
-        query: The sentence. Given all its choices, attention does not depend on the evidence.
+        evaluator: The evaluator of the sentence. Given all its choices, attention does not depend on the evidence.
         open_choices: The latent choices on which the attention depends.
         states: The states of the choices, `[S, choice]`.
-        slices: The indices of the slices.
-        role: The role with attention, if a slice has several.
-        evaluator: An evaluator of this sentence, which is used if no choice is open.
+        specs: The groups.
     """
-    model, specs = query.model, [find_attention_spec(query.model, t, role) for t in slices]
-    evaluator = evaluator or NodeEvaluator(query.module, model, {})
-    if not open_choices:
-        evaluator.prefetch_attention(specs)
-        yield slice(0, 1), [evaluator.attention(t, role)[None] for t in slices]
-        return
-    module, first = with_sentence_scope(query.module), dict(zip(open_choices, states[:1].unbind(1), strict=True))
+    model, module = evaluator.model, with_sentence_scope(evaluator.module)
+    first = dict(zip(open_choices, states[:1].unbind(1), strict=True))
     is_one_batch = evaluator.with_batched_states(first, module).find_table_fault("attention", specs, ()) is None
     for chunk in iter_chunks(model, len(states), {spec.group.index for spec in specs}):
         if is_one_batch:
             batch = evaluator.with_batched_states(dict(zip(open_choices, states[chunk].unbind(1), strict=True)), module)
-            batch.prefetch_attention(specs)
-            yield chunk, [batch.attention(t, role) for t in slices]
-        else:  # the compiled net cannot compute this batch, because each state has its own route
+            batch.prefetch("attention", specs)
+            yield chunk, [batch.plan_attention(spec).run() for spec in specs]
+        else:  # the compiled net cannot compute this batch, because each state has its own plan
             rows = []
             for row in states[chunk]:
                 row_model = replace(model, do={**model.do, **dict(zip(open_choices, row, strict=True))})
                 row_evaluator = NodeEvaluator(module, row_model, {})
-                rows.append([row_evaluator.attention(t, role) for t in slices])
+                rows.append([row_evaluator.plan_attention(spec).run() for spec in specs])
             yield chunk, [torch.stack(tables) for tables in zip(*rows, strict=True)]
 
 

@@ -22,11 +22,11 @@ from bnet_transformer._core.distributed import distributed_context, resolve_devi
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import IntArray, to_numpy
-from bnet_transformer.attention.rollout import compute_reads
+from bnet_transformer.attention.rollout import plan_reads
 from bnet_transformer.data.dataset import to_host
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeSelection, Quotient, shrink
-from bnet_transformer.inference.posteriors import joint_posterior
+from bnet_transformer.inference.posteriors import plan_posterior
 from bnet_transformer.inference.query import get_depth, parse_attention_slices, to_list
 from bnet_transformer.inference.values import SentenceState
 from bnet_transformer.reference import check_discrete_node
@@ -475,11 +475,11 @@ def _get_class_and_codes(
     if node is not None:
         number = state.ground.id(node)
         check_discrete_node(state.model, number)
-        label = int(joint_posterior(state.query([number])).argmax())
+        label = int(plan_posterior(state.query([number])).run().argmax())
         state = state if number in state.evidence else state.with_evidence({node: label})
     stack, slices = parse_attention_slices(state.network, slice_, role)
     options: dict[str, Any] = {"role": role, "residual": 0.0, "head": head, "method": "rollout"}
-    result = compute_reads(state.query(), state.tokens[stack], slices, **options)
+    result = plan_reads(state.query(), state.tokens[stack], slices, **options).run()
     codes: list[int] = result.matrix.argmax(-1).tolist()
     return label, codes
 

@@ -45,7 +45,7 @@ from bnet_transformer.figures.options import (
 from bnet_transformer.figures.picture import Drawing, Picture
 from bnet_transformer.graph import GroundGraph, NodeSelection, count_from_start, find_family
 from bnet_transformer.inference import SentenceState, arrow_weights
-from bnet_transformer.inference.posteriors import expected_group_attention
+from bnet_transformer.inference.posteriors import plan_expected_attention
 from bnet_transformer.inference.query import find_state_group
 from bnet_transformer.reference import compute_read_mask
 
@@ -486,7 +486,7 @@ def _mean_attention(state: SentenceState, spec: NodeSpec, heads: Any) -> NDArray
     if not spec.tpm.has_attention:
         raise BNetError(spec.group.name, expected="attention P(j | i)", actual=spec.tpm.no_attention_reason())
     table: NDArray[np.float64] = to_numpy(
-        expected_group_attention(state.query(), state.evaluator.attention_query(spec))
+        plan_expected_attention(state.query(), state.evaluator.attention_query(spec)).run()
     )
     if heads is not None and "head" in spec.group.plates:
         table = np.take(table, list(heads), axis=spec.group.plates.index("head"))

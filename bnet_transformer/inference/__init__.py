@@ -11,18 +11,18 @@ conditioning and enumeration; it computes the posteriors of nodes and of groups,
 
 from bnet_transformer.data import Evidence as Evidence
 from bnet_transformer.inference.elimination import log_evidence as log_evidence, posterior as posterior
-from bnet_transformer.inference.plan import PerformanceWarning as PerformanceWarning, Route as Route
+from bnet_transformer.inference.plan import PerformanceWarning as PerformanceWarning, Plan as Plan
 from bnet_transformer.inference.posteriors import (
     GroupPosterior as GroupPosterior,
     GroupStates as GroupStates,
     RankedStates as RankedStates,
     arrow_weights as arrow_weights,
-    compute_group_posterior as compute_group_posterior,
-    compute_ranked_states as compute_ranked_states,
     find_explained_nodes as find_explained_nodes,
     iter_arrow_weights as iter_arrow_weights,
-    joint_log_evidence as joint_log_evidence,
-    joint_posterior as joint_posterior,
+    plan_group_posterior as plan_group_posterior,
+    plan_log_evidence as plan_log_evidence,
+    plan_posterior as plan_posterior,
+    plan_ranked_states as plan_ranked_states,
 )
-from bnet_transformer.inference.sampling import Samples as Samples, sample as sample
+from bnet_transformer.inference.sampling import Samples as Samples, plan_sample as plan_sample
 from bnet_transformer.inference.values import NodeEvaluator as NodeEvaluator, SentenceState as SentenceState

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -24,7 +25,7 @@ from bnet_transformer import reference
 from bnet_transformer._core.tensors import enable_gradients
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.graph import ancestral_order
-from bnet_transformer.inference.plan import route_reference
+from bnet_transformer.inference.plan import Plan, plan_reference
 from bnet_transformer.inference.values import get_normal
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun
 
@@ -33,19 +34,21 @@ MIN_RESIDUAL = 1e-7  # relative norm of a derivative below which the conditionin
 RANK_TOLERANCE = 1e-10
 
 
-def max_choice_dependence(
+def plan_choice_dependence(
+    question: str,
     model: GroundModel,
     x: Sequence[int],
     y: Sequence[int],
     given: Sequence[int],
     budget: int = BUDGET,
     atol: float = ATOL,
-) -> float | None:
-    """The maximum of `|P(x, y | given) - P(x | given) P(y | given)|` over all values, by enumeration of the choices.
+) -> Plan[float | None]:
+    """The plan of the maximum of `|P(x, y | given) - P(x | given) P(y | given)|` over all values, by enumeration.
 
     Values of nodes that are functions of choices count as states; values that differ by at most `atol` are one state.
 
     Args:
+        question: The question in words.
         model: The ground model of the sentence.
         x: Nodes, by ground id.
         y: Nodes, by ground id.
@@ -54,13 +57,22 @@ def max_choice_dependence(
         atol: The tolerance up to which two values are one state.
 
     Returns:
-        The maximum; None if there are no choices, or if an ancestor is a continuous random node, which has no states.
+        The plan of the maximum; its result is None if there are no choices, or if an ancestor is a continuous random
+        node, which has no states.
     """
     nodes = [*x, *y, *given]
     choices = reference.find_open_choices(model, nodes, {}, include_ancestors=True)
+    parts = [*map(len, (x, y, given))]
+    run = partial(_max_dependence, model, nodes, parts, choices, budget, atol)
+    return plan_reference(question, model, choices, run)
+
+
+def _max_dependence(
+    model: GroundModel, nodes: Sequence[int], parts: list[int], choices: list[int], budget: int, atol: float
+) -> float | None:
+    """The maximum of `plan_choice_dependence`, where `parts` has the numbers of nodes of x, y and the given ones."""
     if not choices or any(_get_kind(model, node) == "continuous" for node in ancestral_order(model.ground, nodes)):
         return None
-    route_reference("separation, verified", model, choices).warn_if_slow()
     logs, codes = [], []
     codebooks: list[list[Tensor]] = [[] for _ in nodes]
     for run in reference.enumerate_runs(model, choices, {}, budget):
@@ -69,9 +81,8 @@ def max_choice_dependence(
         codes.append([_encode_value(codebook, value, atol) for codebook, value in zip(codebooks, values, strict=True)])
     probs = torch.stack(logs).exp()
     table = torch.tensor(codes).reshape(len(codes), len(nodes))
-    parts = table.split([len(x), len(y), len(given)], dim=1)
     # Number the distinct rows of each part; an extra column of zeros is for parts without columns.
-    i, j, k = (torch.unique(pad(part, (0, 1)), dim=0, return_inverse=True)[1] for part in parts)
+    i, j, k = (torch.unique(pad(part, (0, 1)), dim=0, return_inverse=True)[1] for part in table.split(parts, dim=1))
     joint = torch.zeros(int(k.max()) + 1, int(i.max()) + 1, int(j.max()) + 1, dtype=torch.float64)
     joint.index_put_((k, i, j), probs, accumulate=True)
     joint = joint[joint.sum((1, 2)) > 0]

@@ -43,11 +43,10 @@ from bnet_transformer.inference.contraction import (
     sum_out,
 )
 from bnet_transformer.inference.factors import LOG_ZERO, align_evidence, evidence_log_prob, state_log_probs
+from bnet_transformer.inference.plan import Fault, find_mixed_type_fault, format_nodes
 from bnet_transformer.inference.query import (
-    Fault,
     Query,
     build_request,
-    find_mixed_type_fault,
     find_set_groups,
     group_evidence,
     group_nodes,
@@ -57,7 +56,6 @@ from bnet_transformer.inference.query import (
 from bnet_transformer.reference import GroundModel, ReferenceRun, is_close
 
 LANE_BITS = 64
-MAX_LISTED = 6  # names of nodes in a message
 BUDGET_HINT = (
     "Raise budget=, set or observe some of these nodes, or use sample(n) of a sentence without evidence, which is "
     "approximate"
@@ -521,17 +519,6 @@ def locate_words(model: GroundModel, nodes: Iterable[int]) -> list[tuple[int, in
     """For each node its word, -1 without a word, and its ground id: keys that sort nodes by word."""
     located = ((node, model.ground.unravel_index(node)) for node in nodes)
     return [(-1 if group.word_stack is None else index[-1], node) for node, (group, index) in located]
-
-
-def format_nodes(model: GroundModel, nodes: Sequence[int]) -> str:
-    """The names of some nodes; a long list is shortened."""
-    return shorten_names([model.ground.name(node) for node in nodes[:MAX_LISTED]], len(nodes))
-
-
-def shorten_names(names: Sequence[str], count: int) -> str:
-    """The first names in one text; if the number of all names is large, it is added."""
-    text = ", ".join(names[:MAX_LISTED])
-    return f"{text}, … ({count} nodes)" if count > MAX_LISTED else text
 
 
 def excess_error(expected: str, states: int) -> BudgetError:

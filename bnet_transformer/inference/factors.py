@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -258,6 +259,11 @@ class EliminationProblem:
     def scopes(self) -> list[tuple[int, Collection[int]]]:
         """The choices in the scope of each sum, and a group that depends on them."""
         return [*self.ancestor_choices.items(), *self.chain_scopes.items()]
+
+    def find_largest_scope(self, network: Network, words: Mapping[str, int]) -> tuple[int, int, Collection[int]]:
+        """The number of joint states of the largest sum, a group that depends on its choices, and the choices."""
+        counts = ((math.prod(network.count_states(i, words) for i in scope), k, scope) for k, scope in self.scopes)
+        return max(counts, key=itemgetter(0), default=(1, 0, ()))
 
 
 @dataclass(frozen=True)

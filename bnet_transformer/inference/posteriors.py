@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.distributions import Categorical
 
 from bnet_transformer import reference
 from bnet_transformer._core.naming import EVERY_NODE, WORD, count_word_from_start, match_names
@@ -23,46 +22,47 @@ from bnet_transformer._core.process import check_memory
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer._core.tokens import distinguish, name_columns
+from bnet_transformer.compiler.plan import PlanRequest
+from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.data.checks import find_groups
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count, unknown_name_error
 from bnet_transformer.graph import EdgeTemplate, NodeGroup, NodeSelection
 from bnet_transformer.inference import elimination
+from bnet_transformer.inference.contraction import EliminationOrder
 from bnet_transformer.inference.factor_graph import (
     FactorGraph,
     build_factor_graph,
+    excess_error,
     find_supports,
-    format_nodes,
     locate_words,
     scatter_possible,
 )
-from bnet_transformer.inference.factors import LOG_ZERO, EliminationProblem
-from bnet_transformer.inference.plan import (
-    Route,
-    find_elimination_problem,
-    find_single_target_fault,
-    route_joint,
-    route_log_evidence,
-    route_posterior,
-    with_cost,
-    with_factor_graph,
-)
+from bnet_transformer.inference.factors import LOG_ZERO, EliminationProblem, build_elimination_problem
+from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, find_mixed_type_fault, format_nodes
 from bnet_transformer.inference.query import (
     MAX_DIMS,
     Query,
     build_request,
+    classify_evidence,
+    enumerate_as_batch,
     enumerate_joint_states,
+    find_set_groups,
     group_evidence,
-    iter_chunks,
+    group_nodes,
+    prune_barren_choices,
     prune_interventions,
     with_sentence_scope,
 )
-from bnet_transformer.inference.values import NodeEvaluator, NodeQuery, SentenceState
+from bnet_transformer.inference.values import REFERENCE_REASON, NodeEvaluator, NodeQuery, SentenceState
 from bnet_transformer.reference import (
     GroundModel,
     ReferenceRun,
     check_discrete_node,
     expected_attention,
+    find_open_choices,
     find_single_parents,
+    locate_node,
     split_choices,
 )
 
@@ -73,11 +73,32 @@ if TYPE_CHECKING:
 # --------------------------------------------------------------------------------------------------------------------
 # Posteriors of nodes of a sentence, the log probability of its evidence, and attention averaged over posteriors.
 #
-# All results are exact. The router chooses the algorithm.
+# All results are exact. A posterior that equals the TPM of its node takes one pass (`compiled`). Otherwise the first
+# choice is elimination, which sums over the choices in the factors of whole groups. It does not apply if one value
+# depends on the choices of several words. Then the cheapest of variable elimination, conditioning and enumeration
+# applies: their costs are known before anything is computed. The reference, which loops over joint states and nodes, is
+# used if the compiled net cannot compute the result.
 
 
-def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Tensor:
-    """`P(nodes | evidence)` for discrete nodes: `[*states]` in float64, with a dim for each node in their order.
+R = TypeVar("R")
+JOINT_REASONS = {
+    "variable elimination": "the factors of the ground network are tables over the choices that occur together, and "
+    "choices are summed out one by one",
+    "conditioning": "each joint state of {nodes} is evidence on one sentence of a batch, in which other choices are "
+    "summed out",
+    "enumeration": "all joint states of the choices fit in batches of the compiled net",
+}
+PRUNED_REASON = (  # of conditioning on no node
+    "the choices on which the evidence does not depend are at state 0, so that the others are summed out in one pass"
+)
+ELIMINATION_REASON = (
+    "each value depends on the choices of one word, or of two neighbouring words of a chain, so that choices are "
+    "summed out one by one, and chains word by word"
+)
+
+
+def plan_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Plan[Tensor]:
+    """The plan of `P(nodes | evidence)`: `[*states]` in float64, with a dim for each node in their order.
 
     Args:
         query: The nodes, the evidence and the sentence.
@@ -86,73 +107,172 @@ def joint_posterior(query: Query, evaluator: NodeEvaluator | None = None) -> Ten
     Raises:
         BudgetError: The number of joint states exceeds the budget; the error contains it.
         BNetError: More nodes are requested than a tensor has dims.
-        EvidenceError: The evidence is impossible; the error names the first impossible observation.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation. `run` raises it.
     """
     if len(query.nodes) > MAX_DIMS:
         hint = "Request fewer nodes; posteriors(group) has the posterior of each node, sample(n) joint states"
         raise BNetError("joint posterior", expected=f"at most {MAX_DIMS} nodes", actual=len(query.nodes), hint=hint)
-    probs = joint_state_probs(query, evaluator)
-    return probs.reshape([query.model.count_states(node) for node in query.nodes])
+    sizes = [query.model.count_states(node) for node in query.nodes]
+    return plan_state_probs(query, evaluator).then(partial(torch.reshape, shape=sizes))
 
 
-def joint_state_probs(query: Query, evaluator: NodeEvaluator | None = None) -> Tensor:
-    """`P(nodes | evidence)` of each joint state of any number of nodes, `[joint state]`; the last node varies fastest.
+def plan_state_probs(query: Query, evaluator: NodeEvaluator | None = None) -> Plan[Tensor]:
+    """The plan of `P(nodes | evidence)` of each joint state of any number of nodes, `[joint state]`.
 
-    Args and errors are those of `joint_posterior`.
+    The last node varies fastest. Args and errors are those of `plan_posterior`.
     """
     check_nodes(query)
-    query = query.without_input_evidence()
+    question, query = f"posterior of {query.format_nodes()}", query.without_input_evidence()
     if len(query.nodes) > 1:
         query = replace(query, nodes=query.varying_nodes)
-    if not query.nodes:
-        joint_log_evidence(query)  # raises an error for impossible evidence
-        return torch.ones(1, dtype=torch.float64)
-    route = route_posterior(query)
-    if route.algorithm == "compiled":
-        evaluator = evaluator or NodeEvaluator(query.module, query.model, {})
-        distribution = evaluator.distribution(query.nodes[0])
-        assert isinstance(distribution, Categorical)
-        return distribution.logits.double().softmax(-1)
-    if route.algorithm == "elimination":
-        return posterior_by_elimination(query)
-    route.warn_if_slow()
-    logs = _joint_log_probs(query, route).flatten()
+    if not query.nodes:  # all of them have a single state
+        evidence = plan_log_evidence(query)
+        return replace(evidence, question=question).then(lambda _: torch.ones(1, dtype=torch.float64))
+    group, index = query.model.ground.unravel_index(query.nodes[0])
+    target = group.index, index
+    return choose_plan(
+        {
+            "compiled": partial(_plan_tpm, question, query, evaluator),
+            "elimination": partial(plan_elimination, question, query, partial(eliminate_to_posterior, query, *target)),
+            **{name: partial(plan, question, query, partial(_normalise, query)) for name, plan in JOINT_PLANS.items()},
+        }
+    )
+
+
+def plan_joint(query: Query) -> Plan[Tensor]:
+    """The plan of `log P(nodes, evidence)` for discrete nodes, `[joint state]`: -inf for states that evidence excludes.
+
+    The last node varies fastest.
+    """
+    question, query = f"joint probability of {query.format_nodes()}", query.without_input_evidence()
+    query = replace(query, nodes=query.varying_nodes)
+    return choose_plan({name: partial(plan, question, query, torch.flatten) for name, plan in JOINT_PLANS.items()})
+
+
+def plan_log_evidence(query: Query) -> Plan[Tensor]:
+    """The plan of `log P(evidence)`: a scalar in float64 (a log density if a node is continuous).
+
+    Raises:
+        EvidenceError: The evidence is impossible; the error names the first impossible observation. `run` raises it.
+    """
+    question, query = "log probability of the evidence", query.without_input_evidence()
+    if not query.evidence:
+        return Plan(question, "graph", "nothing is observed", partial(torch.zeros, (), dtype=torch.float64))
+    check = partial(_check_possible, query)
+    return choose_plan(
+        {
+            "elimination": partial(plan_elimination, question, query, partial(_eliminate_all, query)),
+            **{name: partial(plan, question, query, check) for name, plan in JOINT_PLANS.items()},
+        }
+    )
+
+
+def check_nodes(query: Query) -> None:
+    """Raise an error for repeated nodes, and for more joint states of the nodes than the budget."""
+    if len(set(query.nodes)) < len(query.nodes):
+        raise BNetError("nodes", expected="different nodes", actual=query.format_nodes())
+    count = math.prod(query.model.count_states(node) for node in query.nodes)
+    if len(query.nodes) > 1 and count > query.budget:
+        hint = "Request fewer nodes, set or observe some of them, or raise budget="
+        expected = f"at most {query.budget} joint states of {query.format_nodes()}"
+        raise BudgetError("joint posterior", expected=expected, actual=format_count(count), hint=hint)
+
+
+def _plan_tpm(question: str, query: Query, evaluator: NodeEvaluator | None) -> Plan[Tensor] | Fault:
+    """The plan of a posterior that is the TPM of its node at the values of its parents, or why it is not."""
+    (node, *extra), model = query.nodes, query.model
+    name = model.ground.name(node)
+    if extra or query.evidence:
+        return Obstacle(name, "several nodes are requested" if extra else "there is evidence")
+    if locate_node(model, node)[0].tpm.states is None:
+        return Obstacle(name, f"the states of {name} are words of the sentence")
+    choices = find_open_choices(model, reference.parents(model, node), {})
+    if choices:
+        choice = model.ground.name(choices[0])
+        return Obstacle(choice, f"{name} depends on the latent choice {choice}", f"set or observe {choice}")
+    plan = (evaluator or NodeEvaluator(query.module, model, {})).plan_distribution(node)
+    return replace(plan, question=question).then(lambda tpm: tpm.logits.double().softmax(-1))  # type: ignore[attr-defined]
+
+
+def plan_elimination(question: str, query: Query, run: Callable[[], R]) -> Plan[R] | Fault:
+    """The plan of an elimination for at most one requested node, or why it does not apply."""
+    node, *extra = query.nodes or (None,)
+    if extra:
+        return Obstacle(query.format_nodes(), "several nodes are requested")
+    problem = find_elimination_problem(query, node)
+    if not isinstance(problem, EliminationProblem) or problem.fault is not None:
+        return problem.fault if isinstance(problem, EliminationProblem) else problem  # type: ignore[return-value]
+    network = query.model.network
+    states, index, scope = problem.find_largest_scope(network, query.model.ground.word_counts)
+    if states > query.budget:
+        names = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
+        reason = f"it would sum over {format_count(states)} joint states of {names}, more than the budget of "
+        return Obstacle(network.specs[index].group.name, reason + format_count(query.budget), "raise budget=")
+    flops = partial(_count_flops, query, problem, 1)
+    return Plan(question, "elimination", ELIMINATION_REASON, run, states=states, count_flops=flops)
+
+
+def find_elimination_problem(
+    query: Query, node: int | None, states: Collection[int] = ()
+) -> EliminationProblem | Fault:
+    """The structure of an elimination, or why there is none.
+
+    Args:
+        query: The query; only the structure of its evidence matters.
+        node: The requested node, if any.
+        states: Nodes with an observed state in each sentence of a batch.
+    """
+    model = prune_interventions(query.model, [*states, *query.evidence]) if states else query.model
+    fault = find_mixed_type_fault(model, query.evidence, states) or find_mixed_type_fault(model, model.do)
+    if fault is not None:
+        return fault
+    module = with_sentence_scope(query.module) if states else query.module
+    target = None if node is None else model.ground.group_of(node).index
+    do, partial = find_set_groups(model)
+    return build_elimination_problem(module, classify_evidence(model, query.evidence, states), target, do, partial)
+
+
+def find_elimination_fault(query: Query, node: int | None, states: Collection[int] = ()) -> Fault | None:
+    """Why elimination cannot solve the problem of `find_elimination_problem`; None if it can."""
+    problem = find_elimination_problem(query, node, states)
+    return problem.fault if isinstance(problem, EliminationProblem) else problem
+
+
+def _count_flops(query: Query, problem: EliminationProblem, batch: int) -> int | None:
+    """The floating-point operations of the pass of an elimination."""
+    network, words = query.model.network, query.model.ground.word_counts
+    outputs = tuple(dict.fromkeys([*problem.outputs, *problem.factor_groups]))
+    known = find_set_groups(query.model)[0] | problem.fixed
+    plan = query.module.plan(PlanRequest(outputs, known, problem.enumerated, has_chains=True))
+    return count_plan_flops(network, plan, words, known, batch)
+
+
+def eliminate_to_posterior(query: Query, group: int, index: tuple[int, ...] = ()) -> Tensor:
+    """`P(node | evidence)` of each node of a discrete group, `[*plates, word, states]`, or of the node at an index."""
+    probs = elimination.compute_posterior(query.module, group, *query.to_tensors(), query.budget, query.atol)
+    probs = probs[(0, *index)].double()
+    return probs / probs.sum(-1, keepdim=True)  # in float32 the sum is 1 only to 1e-7
+
+
+def _eliminate_all(query: Query) -> Tensor:
+    """`log P(evidence)` by elimination."""
+    tensors, limits = query.to_tensors(), (query.budget, query.atol)
+    logs = elimination.compute_log_evidence(query.module, *tensors, *limits, dtype=torch.float64)
+    return logs.detach()[0].double()
+
+
+def _normalise(query: Query, log_probs: Tensor) -> Tensor:
+    """`P(nodes | evidence)` of each joint state, `[joint state]`, from `log P(nodes, evidence)`."""
+    logs = log_probs.flatten()
     if bool(logs.isinf().all()):
         raise_impossible_evidence(query)
     return torch.softmax(logs, 0)
 
 
-def joint_log_probs(query: Query) -> Tensor:
-    """`log P(nodes, evidence)` for discrete nodes, `[joint state]`: -inf for states that the evidence excludes.
-
-    The last node varies fastest.
-    """
-    query = query.without_input_evidence()
-    query = replace(query, nodes=query.varying_nodes)
-    route = route_joint(query)
-    route.warn_if_slow()
-    return _joint_log_probs(query, route).flatten()
-
-
-def joint_log_evidence(query: Query) -> Tensor:
-    """`log P(evidence)`: a scalar in float64 (a log density if a node is continuous).
-
-    Raises:
-        EvidenceError: The evidence is impossible; the error names the first impossible observation.
-    """
-    query = query.without_input_evidence()
-    if not query.evidence:
-        return torch.zeros((), dtype=torch.float64)
-    route = route_log_evidence(query)
-    route.warn_if_slow()
-    if route.algorithm == "elimination":
-        tensors, limits = query.to_tensors(), (query.budget, query.atol)
-        logs = elimination.compute_log_evidence(query.module, *tensors, *limits, dtype=torch.float64)
-        return logs.detach()[0].double()
-
-    total = _joint_log_probs(query, route)
-    if total > -math.inf:
-        return total
+def _check_possible(query: Query, log_prob: Tensor) -> Tensor:
+    """The log probability of the evidence; an error that names the first impossible observation if it is -inf."""
+    if log_prob > -math.inf:
+        return log_prob
     # If a prefix of the evidence is impossible, every longer prefix is: so bisection finds the impossible observation.
     ordered = {
         node: query.evidence[node] for _, node in sorted(locate_words(query.model, query.evidence), key=itemgetter(0))
@@ -160,7 +280,7 @@ def joint_log_evidence(query: Query) -> Tensor:
 
     def is_impossible(count: int) -> bool:
         first = replace(query, evidence=dict(islice(ordered.items(), count)))
-        return bool(_joint_log_probs(first, route_joint(first)) == -math.inf)
+        return bool(plan_joint(first).run() == -math.inf)
 
     try:
         last = bisect_left(range(1, len(ordered)), True, key=is_impossible)
@@ -172,43 +292,169 @@ def joint_log_evidence(query: Query) -> Tensor:
 
 def raise_impossible_evidence(query: Query) -> NoReturn:
     """Raise the error that names the first impossible observation."""
-    joint_log_evidence(replace(query, nodes=()))
+    plan_log_evidence(replace(query, nodes=())).run()
     raise EvidenceError(f"{query.format_nodes()}: the evidence is impossible in all its states")
 
 
-def posterior_by_elimination(query: Query) -> Tensor:
-    """`P(node | evidence)` of one discrete node, `[states]`, by elimination."""
-    group, index = query.model.ground.unravel_index(query.nodes[0])
-    probs = elimination.compute_posterior(
-        query.module, group.index, *query.to_tensors(), budget=query.budget, atol=query.atol
+@dataclass(frozen=True)
+class JointPlan:
+    """A plan for the joint states of choices, if compiled elimination of all of them does not apply.
+
+    Attributes:
+        plan: The plan of `log P(nodes, evidence)`, `[*states]`.
+        work: The amount of work: operations, numbers and table entries.
+        excess: The error, if there are more joint states than the budget.
+    """
+
+    plan: Plan[Tensor]
+    work: int
+    excess: BudgetError | None
+
+
+def _plan_joint_states(question: str, query: Query, function: Callable[[Tensor], Tensor]) -> Plan[Tensor] | Fault:
+    """The cheapest exact plan for the joint states of a query, or why the compiled net cannot compute it.
+
+    Its result is a function of `log P(nodes, evidence)`, `[*states]`.
+
+    Raises:
+        BudgetError: All plans exceed the budget.
+    """
+    graph, cheapest = build_factor_graph(query), plan_conditioning(question, query)
+    if isinstance(graph, FactorGraph):
+        reason, order = JOINT_REASONS["variable elimination"], graph.order
+        plan = plan_factor_graph(question, reason, graph, graph.compute_joint, order)
+        # The work is that of the passes, of one number for each joint state of each node, and of the tables.
+        work = (plan.flops or 0) + plan.rows * len(query.model.ground) + plan.entries
+        other = JointPlan(plan, work, graph.find_excess(order))
+        plans = [cheapest, other] if isinstance(cheapest, JointPlan) else [other]
+        cheapest = min(plans, key=lambda joint: (joint.excess is not None, joint.work))
+    if not isinstance(cheapest, JointPlan):
+        return graph if isinstance(graph, Fault) else cheapest
+    if cheapest.excess is not None:  # if one factor exceeds the budget, it is the reason
+        raise graph if isinstance(graph, BudgetError) else cheapest.excess
+    return cheapest.plan.then(function)
+
+
+def _plan_reference(question: str, query: Query, function: Callable[[Tensor], Tensor]) -> Plan[Tensor]:
+    """The plan for the joint states of a query by the reference, with the result of `_plan_joint_states`."""
+    nodes, model = tuple(dict.fromkeys([*query.nodes, *query.choices])), query.model
+    states = math.prod(map(model.count_states, nodes))
+    options: dict[str, Any] = {"states": states, "evaluations": states * len(model.ground), "choices": nodes}
+    run = partial(_log_probs_by_reference, query, nodes)
+    return Plan(question, "reference", REFERENCE_REASON, run, **options).then(function)
+
+
+JOINT_PLANS: dict[str, Callable[..., Plan[Tensor] | Fault]] = {
+    "variable elimination": _plan_joint_states,
+    "reference": _plan_reference,
+}
+
+
+def plan_conditioning(question: str, query: Query) -> JointPlan | Fault:
+    """The plan in which joint states of as few choices as possible are a batch, and the others are eliminated in it."""
+    given, supports = query.without_target_evidence(), find_supports(query)
+    nodes = tuple(query.nodes)
+    conditioned = _condition(given, nodes)
+    if not isinstance(conditioned, Query):
+        nodes = tuple(dict.fromkeys([*query.nodes, *given.choices]))
+        conditioned = _condition(given, nodes)
+    if not isinstance(conditioned, Query):
+        return conditioned
+    # The last groups first: no value depends on several words of the choices of a last slice with word-wise readouts,
+    # so that they are summed word by word in each joint state of the choices of the lower slices.
+    removable = set(nodes) - set(query.nodes)
+    for _, members in sorted(group_nodes(query.model, removable).items(), reverse=True):
+        fewer = tuple(node for node in nodes if node in query.nodes or node not in members)
+        attempt = _condition(given, fewer)
+        if isinstance(attempt, Query):
+            nodes, conditioned = fewer, attempt
+    problem = find_elimination_problem(conditioned, None, nodes)
+    assert isinstance(problem, EliminationProblem)
+    rows, excess = math.prod(len(supports[node]) for node in nodes), None
+    network = query.model.network
+    summed, _, scope = problem.find_largest_scope(network, query.model.ground.word_counts)
+    if rows * summed > query.budget:
+        groups = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
+        names = ", times those of ".join(filter(None, [format_nodes(query.model, nodes), groups]))
+        excess = excess_error(f"at most {format_count(query.budget)} joint states of {names}", rows * summed)
+    flops, is_complete = _count_flops(conditioned, problem, rows), set(given.choices) <= set(nodes)
+    algorithm = "enumeration" if is_complete and len(nodes) > len(query.nodes) else "conditioning"
+    reason = JOINT_REASONS[algorithm].format(nodes=format_nodes(query.model, nodes)) if nodes else PRUNED_REASON
+    compute = partial(_batched_log_probs, conditioned, nodes, summed=summed)
+    run = partial(_sum_joint_states, query, supports, nodes, compute)
+    options: dict[str, Any] = {"states": rows, "rows": rows, "choices": nodes, "count_flops": lambda: flops}
+    work = (flops or 0) + rows * summed * len(conditioned.model.ground)
+    return JointPlan(Plan(question, algorithm, reason, run, **options), work, excess)
+
+
+def _condition(query: Query, nodes: Sequence[int]) -> Query | Fault:
+    """The query that each row of a batch solves in which some nodes have states, or why elimination cannot solve it."""
+    evidence = {node: value for node, value in query.evidence.items() if node not in nodes}
+    conditioned = replace(query, evidence=evidence)
+    if find_elimination_fault(conditioned, None, nodes) is None:
+        return conditioned
+    # Barren choices at state 0 can make it possible, except those in the groups of choices that remain to be summed.
+    latent = set(query.choices) - set(nodes)
+    groups = [query.model.network.specs[index].group for index in group_nodes(query.model, latent)]
+    members = (node for group in groups for node in query.model.ground.select_nodes(group).tolist())
+    model = prune_barren_choices(query.model, {*query.choices, *members, *nodes, *query.evidence})
+    conditioned = replace(conditioned, model=model)
+    return find_elimination_fault(conditioned, None, nodes) or conditioned
+
+
+def plan_factor_graph(
+    question: str, reason: str, graph: FactorGraph, run: Callable[[], R], *orders: EliminationOrder
+) -> Plan[R]:
+    """The plan of variable elimination on a factor graph, with the cost of some elimination orders."""
+    names = [graph.query.model.ground.name(node) for node in graph.variables]
+    largest = max(orders, key=lambda order: order.states)
+    return Plan(
+        question,
+        "variable elimination",
+        reason,
+        run,
+        states=largest.states,
+        rows=graph.rows,
+        entries=sum(order.entries for order in orders),
+        order=tuple(names[k] for order in orders for k in order.variables),
+        scope=tuple(names[k] for k in largest.scope),
+        choices=graph.variables,
+        count_flops=graph.count_flops,
     )
-    node_probs = probs[(0, *index)].double()
-    return node_probs / node_probs.sum()  # in float32 the sum is 1 only to 1e-7
 
 
-def _joint_log_probs(query: Query, route: Route) -> Tensor:
-    """`log P(nodes, evidence)`, `[*states]`, by variable elimination, conditioning, enumeration or the reference."""
-    plan, model, supports = route.plan, query.model, find_supports(query)
-    if plan is not None and plan.excess is not None:
-        raise plan.excess
-    if plan is not None and plan.graph is not None:
-        return plan.graph.compute_joint()
+def _sum_joint_states(
+    query: Query, supports: Mapping[int, Sequence[int]], nodes: Sequence[int], compute: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """`log P(nodes, evidence)` of the requested nodes, `[*states]`, summed over the joint states of further nodes.
+
+    Args:
+        query: The query.
+        supports: The possible states of each node.
+        nodes: The requested nodes, and further ones.
+        compute: Computes `log P(nodes = states, evidence)` of each row of states, `[row]`.
+    """
     if not all(supports.values()):
-        return torch.full([model.count_states(node) for node in query.nodes], -math.inf, dtype=torch.float64)
-    nodes = tuple(dict.fromkeys([*query.nodes, *route.choices]))
-    if plan is None:
-        reference.check_joint_states(model, nodes, query.budget)
-    joint_states = enumerate_joint_states([supports[node] for node in nodes])
-    if plan is not None:
-        possible = _batched_log_probs(plan.query, nodes, joint_states, plan.summed)
-    else:
-        query = query.without_target_evidence()
-        runs = (ReferenceRun(model, {**query.fixed, **dict(zip(nodes, row, strict=True))}) for row in joint_states)
-        log_joints = [reference.log_joint(run, query.choices, query.evidence, query.atol) for run in runs]
-        possible = torch.tensor(log_joints, dtype=torch.float64)
+        return torch.full([query.model.count_states(node) for node in query.nodes], -math.inf, dtype=torch.float64)
+    possible = compute(enumerate_joint_states([supports[node] for node in nodes]))
     requested = [supports[node] for node in query.nodes]
     summed = possible.reshape(*map(len, requested), -1).logsumexp(-1)
-    return scatter_possible(model, query.nodes, requested, summed)
+    return scatter_possible(query.model, query.nodes, requested, summed)
+
+
+def _log_probs_by_reference(query: Query, nodes: Sequence[int]) -> Tensor:
+    """`log P(nodes, evidence)`, `[*states]`, by one run of the reference for each joint state of the choices."""
+    model, supports = query.model, find_supports(query)
+
+    def compute(states: Tensor) -> Tensor:
+        given = query.without_target_evidence()
+        runs = (ReferenceRun(model, {**given.fixed, **dict(zip(nodes, row, strict=True))}) for row in states)
+        logs = [reference.log_joint(run, given.choices, given.evidence, given.atol) for run in runs]
+        return torch.tensor(logs, dtype=torch.float64)
+
+    if all(supports.values()):
+        reference.check_joint_states(model, nodes, query.budget)
+    return _sum_joint_states(query, supports, nodes, compute)
 
 
 def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor, summed: int) -> Tensor:
@@ -216,8 +462,8 @@ def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor, summe
     module, pruned = with_sentence_scope(query.module), prune_interventions(query.model, [*nodes, *query.evidence])
     indices = {pruned.ground.group_of(node).index for node in (*nodes, *query.evidence)}
     request, logs = build_request(pruned), []
-    for chunk in iter_chunks(pruned, len(states), indices, summed):
-        evidence = group_evidence(pruned, query.evidence, dict(zip(nodes, states[chunk].unbind(1), strict=True)))
+    for batch_states in enumerate_as_batch(pruned, nodes, states, indices, summed):
+        evidence = group_evidence(pruned, query.evidence, batch_states)
         batch = elimination.compute_log_evidence(
             module, evidence, request, query.budget, query.atol, check=False, dtype=torch.float64
         )
@@ -236,165 +482,73 @@ def _raise_nan_error(query: Query, nodes: Sequence[int], states: Tensor) -> None
     raise BNetError("joint posterior", expected="log probabilities that are numbers", actual="NaN")
 
 
-def node_posteriors(query: Query) -> dict[int, Tensor]:
-    """`P(node | evidence)` of each requested node by itself, `[state]` in float64, by ground id.
+def plan_node_posteriors(query: Query, question: str = "posteriors") -> Plan[dict[int, Tensor]]:
+    """The plan of `P(node | evidence)` of each requested node by itself, `[state]` in float64, by ground id.
+
+    If variable elimination is within the budget, two passes compute all of them; else the plan is that of the first.
 
     Args:
         query: The nodes, the evidence and the sentence.
-
-    Returns:
-        The posteriors. If variable elimination is within the budget, two passes compute all of them.
+        question: The question in words.
 
     Raises:
         BudgetError: The number of joint states exceeds the budget; the error contains it.
-        EvidenceError: The evidence is impossible; the error names the first impossible observation.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation. `run` raises it.
     """
     query = query.without_input_evidence()
-    graph = find_graph_of_marginals(query)
-    if graph is not None:
-        marginals = graph.compute_marginals()
-        if marginals is None:
-            raise_impossible_evidence(query)
-        return {node: marginals[node] for node in query.nodes}
-    return {node: joint_posterior(replace(query, nodes=(node,))) for node in query.nodes}
-
-
-def find_graph_of_marginals(query: Query) -> FactorGraph | None:
-    """The factor graph that gives the posteriors of several nodes; None for one node, and beyond the budget."""
     graph = build_factor_graph(query) if len(query.nodes) > 1 else None
-    return graph if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None else None
+    if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None:
+
+        def compute_marginals() -> dict[int, Tensor]:
+            marginals = graph.compute_marginals()
+            if marginals is None:
+                raise_impossible_evidence(query)
+            return {node: marginals[node] for node in query.nodes}
+
+        reason = "one elimination, and one pass back, compute the posteriors of all choices"
+        return plan_factor_graph(question, reason, graph, compute_marginals, graph.full_order)
+
+    def plan_node(node: int) -> Plan[Tensor]:
+        return plan_posterior(replace(query, nodes=(node,)))
+
+    first, *following = query.nodes
+    plan = replace(plan_node(first), question=f"{question}, one by one")
+    return plan.then(lambda probs: {first: probs, **{node: plan_node(node).run() for node in following}})
 
 
-def find_marginal_map(query: Query, count: int) -> tuple[list[int], Tensor, Tensor]:
-    """The most probable joint states of the requested nodes, summed over all other choices: marginal MAP, k best.
+def plan_expected_attention(
+    query: Query, attention_query: NodeQuery, posteriors: dict[tuple[int, ...], Tensor] | None = None
+) -> Plan[Tensor]:
+    """The plan of `sum_c P(c | evidence) P(j | i, c)`: the mean attention of a group over the posterior of choices c.
 
-    Args:
-        query: The nodes, the evidence and the sentence.
-        count: The maximum number k of joint states.
-
-    Returns:
-        The nodes by ground id, their states `[k, node]`, and `log P(states, evidence)`, `[k]` (float64; with an
-        observed continuous node a log density). The most probable states come first, and of equally probable ones
-        those with smaller state numbers; k is smaller than `count` if fewer joint states are possible.
-
-    Raises:
-        BudgetError: A scope of the elimination has more joint states than the budget.
-        EvidenceError: The evidence is impossible; the error names the first impossible observation.
-    """
-    query, nodes = query.without_input_evidence(), [*query.nodes]
-    if count == 1 and has_only_chains(query):
-        return nodes, *_find_best_paths(query)
-    graph = find_maximisation_graph(query)
-    if graph is not None:
-        states, log_probs = graph.find_best(count)
-        result = torch.stack([states[node] for node in nodes], 1) if nodes else torch.zeros(len(log_probs), 0).long()
-    else:
-        check_nodes(query)
-        log_probs, flat = torch.sort(joint_log_probs(query), descending=True, stable=True)
-        possible = log_probs[:count] > -math.inf
-        log_probs, flat = log_probs[:count][possible], flat[:count][possible]
-        sizes = [query.model.count_states(node) for node in nodes]
-        result = torch.stack(torch.unravel_index(flat, sizes), 1) if nodes else flat[:, None][:, :0]
-    if not len(log_probs):
-        raise_impossible_evidence(query)
-    return nodes, result, log_probs
-
-
-def has_only_chains(query: Query) -> bool:
-    """Whether the requested nodes and the observed ones are independent chains along the words, the only choices."""
-    model, network = query.model, query.model.network
-    problem = find_elimination_problem(query, query.nodes[0]) if query.nodes else None
-    if not isinstance(problem, EliminationProblem) or problem.fault is not None:
-        return False
-    single = {first for first, scope in problem.chain_scopes.items() if {*scope} == {first}}
-    nodes = {n for i in problem.enumerated for n in model.ground.select_nodes(network.specs[i].group).tolist()}
-    is_complete = {*query.nodes} <= nodes <= {*query.nodes, *query.fixed}
-    has_small_tables = all(model.count_states(node) ** 2 <= query.budget for node in nodes)
-    return problem.enumerated == single and is_complete and has_small_tables
-
-
-def _find_best_paths(query: Query) -> tuple[Tensor, Tensor]:
-    """The most probable states of the nodes of chains, `[1, node]`, and `log P(states, evidence)`, `[1]`."""
-    ground = query.model.ground
-    index = ground.group_of(query.nodes[0]).index
-    paths, log_prob = elimination.find_best_paths(
-        query.module, index, *query.to_tensors(), budget=query.budget, atol=query.atol
-    )
-    if log_prob == -math.inf:
-        raise_impossible_evidence(query)
-    groups = [ground.group_of(node).index for node in query.nodes]
-    states = [paths[k][node - int(ground.offsets[k])] for k, node in zip(groups, query.nodes, strict=True)]
-    return torch.stack(states)[None], torch.tensor([log_prob], dtype=torch.float64)
-
-
-def find_maximisation_graph(query: Query) -> FactorGraph | None:
-    """The factor graph for the most probable states of the nodes of a query; None if their joint table is required.
-
-    Raises:
-        BudgetError: The joint table has more entries than the budget too.
-    """
-    graph = build_factor_graph(query)
-    excess = graph.find_excess(*graph.constrained_orders) if isinstance(graph, FactorGraph) else graph
-    if isinstance(excess, BudgetError) and math.prod(map(query.model.count_states, query.nodes)) > query.budget:
-        raise excess
-    return graph if isinstance(graph, FactorGraph) and excess is None else None
-
-
-def route_marginal_map(query: Query, count: int) -> Route:
-    """The route of the `count` most probable joint states of the requested nodes, summed over all other choices.
-
-    Raises:
-        BudgetError: There are more joint states than the budget.
-    """
-    query = query.without_input_evidence()
-    question = f"most probable states of {format_nodes(query.model, query.nodes)}"
-    if count == 1 and has_only_chains(query):
-        reason = "the choices are chains along the words, whose most probable paths the Viterbi algorithm finds"
-        return with_cost(replace(query, nodes=query.nodes[:1]), Route(question, "elimination", reason))
-    graph = find_maximisation_graph(query)
-    if graph is None:
-        return replace(with_cost(query, route_joint(query)), question=question)
-    reason = "choices are summed out first, then the requested nodes are maximised out, one by one"
-    return with_factor_graph(Route(question, "variable elimination", reason), graph, *graph.constrained_orders)
-
-
-def check_nodes(query: Query) -> None:
-    """Raise an error for repeated nodes, and for more joint states of the nodes than the budget."""
-    if len(set(query.nodes)) < len(query.nodes):
-        raise BNetError("nodes", expected="different nodes", actual=query.format_nodes())
-    count = math.prod(query.model.count_states(node) for node in query.nodes)
-    if len(query.nodes) > 1 and count > query.budget:
-        hint = "Request fewer nodes, set or observe some of them, or raise budget="
-        expected = f"at most {query.budget} joint states of {query.format_nodes()}"
-        raise BudgetError("joint posterior", expected=expected, actual=format_count(count), hint=hint)
-
-
-def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor:
-    """`sum_c P(c | evidence) P(j | i, c)`: the attention of a group, averaged over the posterior of latent choices c.
+    It takes the tables of the group in every state of the choices, or computes the mean of one node after the other.
 
     Args:
         query: The sentence and its evidence, the budget and the tolerance.
         attention_query: The query of `NodeEvaluator.attention_query`.
+        posteriors: The posteriors of choices that are already computed, if any; the new ones are added.
 
     Returns:
-        `[*plates, word, word read]` in float64; zero for set nodes.
+        The plan of `[*plates, word, word read]` in float64; zero for set nodes.
     """
-    model, spec, evaluator = query.model, attention_query.spec, attention_query.evaluator
-    shape = (*model.ground.shapes[spec.group.index], model.ground.word_counts[model.network.get_source_stack(spec)])
-    nodes, first = model.ground.select_nodes(spec.group).tolist(), int(model.ground.offsets[spec.group.index])
-    table = torch.zeros(len(nodes), shape[-1], dtype=torch.float64)
-    nodes = [node for node in nodes if node not in model.do]
-    route = route_expected_attention(attention_query)
-    if route.algorithm == "reference":
-        route.warn_if_slow()
-        for node in nodes:
-            row = expected_attention(model, node, query.evidence, query.budget)
-            if row is not None:
-                table[node - first, row[0]] = row[1]
-        return table.reshape(shape)
-    flat = evaluator.compute(attention_query, route).detach().double().cpu().reshape(-1, len(table), shape[-1])
-    if bool(flat.isnan().any()):
-        raise BNetError(spec.group.name, expected="numbers", actual="NaN")
+    model, spec = query.model, attention_query.spec
+    plan = attention_query.evaluator.plan_entry(attention_query, lambda: None)
+    if plan.algorithm != "reference" and split_choices(model, attention_query.choices) is not None:
+        return plan.then(partial(_average_attention, query, attention_query, {} if posteriors is None else posteriors))
+    if plan.algorithm != "reference":
+        reason = "its words depend on different choices, for which one table of the node group has no dimensions"
+        evaluations = len(attention_query.dependencies) * plan.states * len(model.ground)
+        plan = replace(plan, algorithm="reference", reason=reason, node=spec.group.name, evaluations=evaluations)
+    return replace(plan, run=partial(_expected_attention_by_reference, query, spec)).with_warning()
+
+
+def _average_attention(
+    query: Query, attention_query: NodeQuery, posteriors: dict[tuple[int, ...], Tensor], attention: Tensor
+) -> Tensor:
+    """The mean of a table of attention, `[*states, *plates, word, word read]`, over the posterior of the choices."""
+    shape, first, nodes = _locate_attention(query, attention_query.spec)
+    table = torch.zeros(math.prod(shape[:-1]), shape[-1], dtype=torch.float64)
+    flat = attention.detach().double().cpu().reshape(-1, *table.shape)
     groups: dict[tuple[int, ...], list[int]] = {}  # nodes that depend on the same choices share a posterior
     for node in nodes:
         groups.setdefault(tuple(attention_query.choices.get(node, ())), []).append(node - first)
@@ -402,19 +556,28 @@ def expected_group_attention(query: Query, attention_query: NodeQuery) -> Tensor
         if not choices:  # the rows are the same in all states
             table[rows] = flat[0, rows]
             continue
-        probs = joint_state_probs(replace(query, nodes=choices))
-        table[rows] = torch.einsum("s,snm->nm", probs, flat[:, rows])
+        if choices not in posteriors:
+            posteriors[choices] = plan_state_probs(replace(query, nodes=choices)).run()
+        table[rows] = torch.einsum("s,snm->nm", posteriors[choices], flat[:, rows])
     return table.reshape(shape)
 
 
-def route_expected_attention(attention_query: NodeQuery) -> Route:
-    """The route of the average attention of a group: from its tables in every state, or node by node."""
-    model, route = attention_query.evaluator.model, attention_query.evaluator.route(attention_query)
-    if split_choices(model, attention_query.choices) is not None or route.algorithm == "reference":
-        return route
-    count = len(attention_query.dependencies) * route.states * len(model.ground)
-    reason = "its words depend on different choices, for which one table of the node group has no dimensions"
-    return replace(route, algorithm="reference", reason=reason, node=attention_query.spec.group.name, evaluations=count)
+def _expected_attention_by_reference(query: Query, spec: NodeSpec) -> Tensor:
+    """The mean attention of a group, node by node."""
+    shape, first, nodes = _locate_attention(query, spec)
+    table = torch.zeros(math.prod(shape[:-1]), shape[-1], dtype=torch.float64)
+    for node in nodes:
+        row = expected_attention(query.model, node, query.evidence, query.budget)
+        if row is not None:
+            table[node - first, row[0]] = row[1]
+    return table.reshape(shape)
+
+
+def _locate_attention(query: Query, spec: NodeSpec) -> tuple[tuple[int, ...], int, list[int]]:
+    """The shape of the attention of a group, `[*plates, word, word read]`, its first node, and its nodes not set."""
+    model, nodes = query.model, query.model.ground.select_nodes(spec.group).tolist()
+    shape = (*model.ground.shapes[spec.group.index], model.ground.word_counts[model.network.get_source_stack(spec)])
+    return shape, nodes[0], [node for node in nodes if node not in model.do]
 
 
 def arrow_weights(query: Query, evaluator: NodeEvaluator, selection: NodeSelection) -> dict[tuple[int, int], float]:
@@ -453,20 +616,21 @@ def iter_arrow_weights(
         `[arrow]` each. A weight is NaN if the arrow is in another slot too (query, residual); the weights are None if
         no arrow of the template is attention.
     """
-    joint_log_evidence(query)  # raises an error for impossible evidence
+    plan_log_evidence(query).run()  # raises an error for impossible evidence
     ground, specs = query.model.ground, query.model.network.specs
-    queries = {
-        spec.group.index: evaluator.attention_query(spec)
+    posteriors = dict[tuple[int, ...], Tensor]()
+    plans = {
+        spec.group.index: plan_expected_attention(query, evaluator.attention_query(spec), posteriors)
         for spec in specs
         if spec.has_word_attention and spec.tpm.has_attention and ground.is_selected(spec.group, selection)
     }
-    evaluator.prefetch_attention([q.spec for q in queries.values() if evaluator.route(q).algorithm == "compiled"])
+    evaluator.prefetch("attention", [specs[index] for index, plan in plans.items() if plan.algorithm == "compiled"])
     rows = {}
-    for index, attention_query in queries.items():
-        table = to_numpy(expected_group_attention(query, attention_query))
+    for index, plan in plans.items():
+        table = to_numpy(plan.run())
         rows[index] = table.reshape(-1, table.shape[-1])
     for edge, sources, targets in ground.arrows(selection):
-        parents = [p for p in queries[edge.child].spec.parents if p.index == edge.parent] if edge.child in rows else []
+        parents = [p for p in specs[edge.child].parents if p.index == edge.parent] if edge.child in rows else []
         if not any(WORD in parent.over for parent in parents):
             yield edge, sources, targets, None
             continue
@@ -539,8 +703,8 @@ class GroupPosterior(Result):
         return f"P({self.name} | evidence)"
 
 
-def compute_group_posterior(state: SentenceState, query: Query, name: str) -> GroupPosterior:
-    """`P(node | evidence)` of each node of a group: by one elimination if one applies, else node by node.
+def plan_group_posterior(state: SentenceState, query: Query, name: str) -> Plan[GroupPosterior]:
+    """The plan of `P(node | evidence)` of each node of a group: by one elimination if one applies, else node by node.
 
     Args:
         state: The sentence, for tokens and labels.
@@ -548,18 +712,19 @@ def compute_group_posterior(state: SentenceState, query: Query, name: str) -> Gr
         name: The name of the discrete node group, or the pattern of all its nodes.
 
     Raises:
-        EvidenceError: The evidence is impossible.
+        EvidenceError: The evidence is impossible. `run` raises it.
     """
     model, ground = query.model, query.model.ground
     nodes = find_group_nodes(model, name)
     group = ground.group_of(nodes[0])
-    probs = _compute_probabilities(query.without_input_evidence(), group, nodes)
     state_labels = state.labels(nodes[0])
     labels: dict[str, tuple[str, ...]] = {} if state_labels is None else {"state": state_labels}
     if group.word_stack is not None:
         labels["word"] = state.tokens[group.word_stack]
     flags = () if group.word_stack is None else state.encoded.flag_special_words(state.network, group.word_stack)
-    return GroupPosterior(group.name, probs.to(model.network.log_dtype), (*ground.axes(group), "state"), labels, flags)
+    axes, dtype = (*ground.axes(group), "state"), model.network.log_dtype
+    plan = _plan_probabilities(query.without_input_evidence(), group, nodes)
+    return plan.then(lambda probs: GroupPosterior(group.name, probs.to(dtype), axes, labels, flags))
 
 
 def find_group_nodes(model: GroundModel, name: str) -> list[int]:
@@ -571,25 +736,28 @@ def find_group_nodes(model: GroundModel, name: str) -> list[int]:
     return nodes
 
 
-def _compute_probabilities(query: Query, group: NodeGroup, nodes: Sequence[int]) -> Tensor:
-    """The posteriors of the nodes of a group, `[*plates, word, state]`."""
-    model = query.model
-    if find_single_target_fault(replace(query, nodes=(nodes[0],))) is None:
-        probs = elimination.compute_posterior(
-            query.module, group.index, *query.to_tensors(), budget=query.budget, atol=query.atol
-        )
-        probs = probs[0].double()
-        return probs / probs.sum(-1, keepdim=True)  # in float32 the sum is 1 only to 1e-7
-    table = torch.zeros(len(nodes), model.count_states(nodes[0]), dtype=torch.float64)
-    posteriors = node_posteriors(replace(query, nodes=tuple(node for node in nodes if node not in model.do)))
-    for row, node in zip(table, nodes, strict=True):
-        if node in posteriors:
-            row.copy_(posteriors[node])
-        elif model.do[node].is_floating_point():
-            row.fill_(math.nan)
-        else:
-            row[model.do[node]] = 1.0
-    return table.reshape(*model.ground.shapes[group.index], -1)
+def _plan_probabilities(query: Query, group: NodeGroup, nodes: Sequence[int]) -> Plan[Tensor]:
+    """The plan of the posteriors of the nodes of a group, `[*plates, word, state]`."""
+    model, question = query.model, f"posteriors of the nodes of {group.name}"
+    plan = plan_elimination(
+        question, replace(query, nodes=(nodes[0],)), partial(eliminate_to_posterior, query, group.index)
+    )
+    if isinstance(plan, Plan):
+        return plan
+
+    def build_table(posteriors: Mapping[int, Tensor]) -> Tensor:
+        table = torch.zeros(len(nodes), model.count_states(nodes[0]), dtype=torch.float64)
+        for row, node in zip(table, nodes, strict=True):
+            if node in posteriors:
+                row.copy_(posteriors[node])
+            elif model.do[node].is_floating_point():
+                row.fill_(math.nan)
+            else:
+                row[model.do[node]] = 1.0
+        return table.reshape(*model.ground.shapes[group.index], -1)
+
+    unset = replace(query, nodes=tuple(node for node in nodes if node not in model.do))
+    return plan_node_posteriors(unset, question).then(build_table)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -775,8 +943,8 @@ def find_explained_nodes(model: GroundModel) -> list[int]:
     return nodes
 
 
-def compute_ranked_states(state: SentenceState, query: Query, count: int, method: str) -> RankedStates:
-    """The `count` most probable joint states of the nodes of a query.
+def plan_ranked_states(state: SentenceState, query: Query, count: int, method: str) -> Plan[RankedStates]:
+    """The plan of the `count` most probable joint states of the nodes of a query.
 
     Args:
         state: The sentence, for labels and tokens.
@@ -785,40 +953,127 @@ def compute_ranked_states(state: SentenceState, query: Query, count: int, method
         method: `"most_probable"` or `"marginal_map"`.
 
     Raises:
-        EvidenceError: The evidence is impossible; the error names the first impossible observation.
+        BudgetError: There are more joint states than the budget.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation. `run` raises it.
     """
-    model, maximised = query.model, _without_observed_nodes(query)
-    log_evidence = joint_log_evidence(replace(maximised, nodes=()))
-    sizes = [model.count_states(node) for node in maximised.nodes]
+    maximised = query.without_input_evidence()
+    maximised = replace(maximised, nodes=tuple(node for node in maximised.nodes if node not in maximised.fixed))
+    evidence = plan_log_evidence(replace(maximised, nodes=()))
+    sizes = [query.model.count_states(node) for node in maximised.nodes]
     count = min(count, math.prod(sizes))
-    check_memory("count", 16 * count * sum(sizes), "a smaller count=")
-    if maximised.nodes:
-        nodes, states, log_probs = find_marginal_map(maximised, count)
-    else:
-        nodes, states, log_probs = [], torch.zeros(1, 0, dtype=torch.long), log_evidence[None]
-    columns = dict(zip(nodes, states.unbind(1), strict=True))
-    return RankedStates(
-        tuple(map(model.ground.name, nodes)),
-        states,
-        log_probs,
-        float(log_evidence),
-        tuple(_build_group_states(state, query, columns, len(states))),
-        dict(state.tokens),
-        method,
-    )
+    best = plan_marginal_map(maximised, count) if maximised.nodes else None
+
+    def compute() -> RankedStates:
+        log_evidence = evidence.run()
+        check_memory("count", 16 * count * sum(sizes), "a smaller count=")
+        nodes, states, log_probs = best.run() if best else ([], torch.zeros(1, 0, dtype=torch.long), log_evidence[None])
+        return RankedStates(
+            tuple(map(query.model.ground.name, nodes)),
+            states,
+            log_probs,
+            float(log_evidence),
+            tuple(_build_group_states(state, query, dict(zip(nodes, states.unbind(1), strict=True)), len(states))),
+            dict(state.tokens),
+            method,
+        )
+
+    name = "most probable explanation" if method == "most_probable" else "marginal MAP"
+    question = f"{name} of {format_nodes(query.model, maximised.nodes) or 'no node'}"
+    return replace(best or evidence, question=question).with_run(compute)
 
 
-def route_ranked_states(query: Query, question: str, count: int) -> Route:
-    """The route of the `count` most probable joint states of the nodes of a query."""
-    query = _without_observed_nodes(query)
-    route = route_marginal_map(query, count) if query.nodes else with_cost(query, route_log_evidence(query))
-    return replace(route, question=f"{question} of {format_nodes(query.model, query.nodes) or 'no node'}")
+def plan_marginal_map(query: Query, count: int) -> Plan[tuple[list[int], Tensor, Tensor]]:
+    """The plan of the most probable joint states of the requested nodes, summed over all other choices: marginal MAP.
 
+    Args:
+        query: The nodes, the evidence and the sentence.
+        count: The maximum number k of joint states.
 
-def _without_observed_nodes(query: Query) -> Query:
-    """The query without requested nodes whose state is observed, and without evidence on inputs."""
+    Returns:
+        The plan of the nodes by ground id, their states `[k, node]`, and `log P(states, evidence)`, `[k]` (float64;
+        with an observed continuous node a log density). The most probable states come first, and of equally probable
+        ones those with smaller state numbers; k is smaller than `count` if fewer joint states are possible.
+
+    Raises:
+        BudgetError: A scope of the elimination has more joint states than the budget.
+        EvidenceError: The evidence is impossible; the error names the first impossible observation. `run` raises it.
+    """
     query = query.without_input_evidence()
-    return replace(query, nodes=tuple(node for node in query.nodes if node not in query.fixed))
+    nodes, question = [*query.nodes], f"most probable states of {format_nodes(query.model, query.nodes)}"
+    if count == 1 and _has_only_chains(query):
+        chain = plan_elimination(question, replace(query, nodes=query.nodes[:1]), partial(_find_best_paths, query))
+        if isinstance(chain, Plan):
+            reason = "the choices are chains along the words, whose most probable paths the Viterbi algorithm finds"
+            return replace(chain, reason=reason).then(lambda best: (nodes, *best))
+    graph = find_maximisation_graph(query)
+    if graph is not None:
+
+        def find_best() -> tuple[Tensor, Tensor]:
+            states, log_probs = graph.find_best(count)
+            ranked = [states[node] for node in nodes]
+            return torch.stack(ranked, 1) if ranked else torch.zeros(len(log_probs), 0).long(), log_probs
+
+        reason = "choices are summed out first, then the requested nodes are maximised out, one by one"
+        plan = plan_factor_graph(question, reason, graph, find_best, *graph.constrained_orders)
+    else:
+        check_nodes(query)
+        plan = replace(plan_joint(query), question=question).then(partial(_select_best, query, count))
+
+    def check_possible(best: tuple[Tensor, Tensor]) -> tuple[list[int], Tensor, Tensor]:
+        if not len(best[1]):
+            raise_impossible_evidence(query)
+        return nodes, *best
+
+    return plan.then(check_possible)
+
+
+def _select_best(query: Query, count: int, log_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """The most probable states, `[k, node]`, and their log probabilities, from those of all joint states."""
+    log_probs, flat = torch.sort(log_probs, descending=True, stable=True)
+    possible = log_probs[:count] > -math.inf
+    log_probs, flat = log_probs[:count][possible], flat[:count][possible]
+    sizes = [query.model.count_states(node) for node in query.nodes]
+    return torch.stack(torch.unravel_index(flat, sizes), 1) if sizes else flat[:, None][:, :0], log_probs
+
+
+def _has_only_chains(query: Query) -> bool:
+    """Whether the requested nodes and the observed ones are independent chains along the words, the only choices."""
+    model, network = query.model, query.model.network
+    problem = find_elimination_problem(query, query.nodes[0]) if query.nodes else None
+    if not isinstance(problem, EliminationProblem) or problem.fault is not None:
+        return False
+    single = {first for first, scope in problem.chain_scopes.items() if {*scope} == {first}}
+    nodes = {n for i in problem.enumerated for n in model.ground.select_nodes(network.specs[i].group).tolist()}
+    is_complete = {*query.nodes} <= nodes <= {*query.nodes, *query.fixed}
+    has_small_tables = all(model.count_states(node) ** 2 <= query.budget for node in nodes)
+    return problem.enumerated == single and is_complete and has_small_tables
+
+
+def _find_best_paths(query: Query) -> tuple[Tensor, Tensor]:
+    """The most probable states of the nodes of chains, `[1, node]`, and `log P(states, evidence)`, `[1]`."""
+    ground = query.model.ground
+    index = ground.group_of(query.nodes[0]).index
+    paths, log_prob = elimination.find_best_paths(
+        query.module, index, *query.to_tensors(), budget=query.budget, atol=query.atol
+    )
+    if log_prob == -math.inf:
+        raise_impossible_evidence(query)
+    groups = [ground.group_of(node).index for node in query.nodes]
+    states = [paths[k][node - int(ground.offsets[k])] for k, node in zip(groups, query.nodes, strict=True)]
+    return torch.stack(states)[None], torch.tensor([log_prob], dtype=torch.float64)
+
+
+def find_maximisation_graph(query: Query) -> FactorGraph | None:
+    """The factor graph for the most probable states of the nodes of a query; None if their joint table is required.
+
+    Raises:
+        BudgetError: The joint table has more entries than the budget too.
+    """
+    graph = build_factor_graph(query)
+    excess = graph.find_excess(*graph.constrained_orders) if isinstance(graph, FactorGraph) else graph
+    if isinstance(excess, BudgetError) and math.prod(map(query.model.count_states, query.nodes)) > query.budget:
+        raise excess
+    return graph if isinstance(graph, FactorGraph) and excess is None else None
 
 
 def _build_group_states(

@@ -24,7 +24,6 @@ from bnet_transformer._core.checks import check_choice, check_int, resolve_index
 from bnet_transformer._core.tokens import as_labels
 from bnet_transformer.compiler.gather import ExecutionRequest
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.compiler.plan import StructureError
 from bnet_transformer.data import Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
@@ -356,6 +355,14 @@ def iter_chunks(model: GroundModel, count: int, groups: Iterable[int], summed: i
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
+def enumerate_as_batch(
+    model: GroundModel, nodes: Sequence[int], states: Tensor, groups: Iterable[int], summed: int = 1
+) -> Iterator[dict[int, Tensor]]:
+    """Joint states `[row, node]` of nodes as batches, each small enough to be computed at once: `[row]` by node."""
+    for chunk in iter_chunks(model, len(states), groups, summed):
+        yield dict(zip(nodes, states[chunk].unbind(1), strict=True))
+
+
 def _count_elements(model: GroundModel, index: int) -> int:
     """The number of elements of a group for one state: its values, its logits, and the words that it attends to."""
     spec = model.network.specs[index]
@@ -394,47 +401,3 @@ def prune_barren_choices(model: GroundModel, relevant: Collection[int]) -> Groun
     nodes = [node for group in choices for node in model.ground.select_nodes(group).tolist()]
     zero = torch.zeros((), dtype=torch.long, device=model.network.device)
     return replace(model, do={**{node: zero for node in nodes if node not in relevant}, **model.do})
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Why an algorithm does not apply to a query, as a value and not as an error.
-
-
-@dataclass(frozen=True)
-class Obstacle:
-    """Why an algorithm does not apply, without an error: the next rule is tried.
-
-    Args:
-        node: The node or the node group that is the reason.
-        reason: The reason, as a clause.
-        remedy: What would make the algorithm possible, as an instruction; None if nothing would.
-    """
-
-    node: str
-    reason: str
-    remedy: str | None = None
-
-    def __str__(self) -> str:
-        return self.reason
-
-
-Fault = Obstacle | StructureError  # a StructureError is the error that the algorithm would raise
-
-
-def find_mixed_type_fault(
-    model: GroundModel,
-    values: Mapping[int, Tensor],
-    states: Iterable[int] = (),
-    relevant: Collection[int] | None = None,
-) -> Obstacle | None:
-    """Why the values of a group are not one tensor: some nodes have states and others have vectors."""
-    is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
-    for index, nodes in group_nodes(model, is_real, relevant).items():
-        if len({is_real[node] for node in nodes}) > 1:
-            name = model.network.specs[index].group.name
-            return Obstacle(
-                name,
-                f"some nodes of {name} are set to or observed as states and others as vectors",
-                f"use states only or vectors only for {name}",
-            )
-    return None

@@ -27,18 +27,15 @@ from bnet_transformer.graph import GroundGraph, NodeGroup, topological_order
 from bnet_transformer.inference import elimination
 from bnet_transformer.inference.elimination import get_full_shape
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
-from bnet_transformer.inference.plan import (
-    Route,
+from bnet_transformer.inference.plan import Fault, Obstacle, Plan, format_fault
+from bnet_transformer.inference.posteriors import (
     find_elimination_fault,
-    format_fault,
-    route_posterior,
-    with_cost,
-    with_factor_graph,
+    plan_factor_graph,
+    plan_log_evidence,
+    plan_state_probs,
+    raise_impossible_evidence,
 )
-from bnet_transformer.inference.posteriors import joint_log_evidence, joint_state_probs
 from bnet_transformer.inference.query import (
-    Fault,
-    Obstacle,
     Query,
     build_request,
     group_evidence,
@@ -187,71 +184,85 @@ class Samples(Result):
         return f"{self.n} draws of {listed}"
 
 
-def sample(query: Query, n: int, seed: int) -> Samples:
-    """Draw samples of every random node, given the evidence.
+def plan_sample(query: Query, n: int, seed: int) -> Plan[Samples]:
+    """The plan of samples of every random node, given the evidence.
 
     Args:
         query: The sentence and its evidence; the requested nodes are ignored, and all nodes are sampled.
         n: The number of samples.
         seed: The seed of the random numbers.
     """
-    generator = torch.Generator().manual_seed(seed)
     query = replace(query.without_input_evidence(), nodes=())
     model, order = query.model, topological_order(query.model.ground).tolist()
-    samples = {node: value.expand(n, *value.shape) for node, value in query.fixed.items()}
     choices = set(query.choices)
     target = replace(query, nodes=tuple(node for node in order if node in choices))
-    # The latent ancestors of the evidence are sampled from their exact joint posterior. The other random nodes have no
-    # evidence among their descendants. So, given its parents, such a node is independent of the evidence, and its
-    # posterior is its TPM (ancestral sampling).
-    graph = _find_factor_graph(target)
-    choice_samples = None if graph is None else graph.draw(n, generator)
-    if choice_samples is None:
-        joint_log_evidence(query)  # raises an error for impossible evidence
-        sample_choices = _sample_by_chain_rule if _should_use_chain_rule(target) else _sample_joint
-        choice_samples = sample_choices(target, n, generator) if choices else {}
-    samples |= choice_samples
-    module = with_sentence_scope(query.module)
-    for nodes, fault in _iter_ancestral_batches(target, order):
-        if fault is None and model.ground.group_of(nodes[0]).index in model.network.graph.recurrent:
-            samples |= _sample_word_by_word(module, model, nodes, samples, n, generator)
-        elif fault is None:
-            samples |= _sample_batched(module, model, nodes, samples, n, generator)
-        else:
-            samples |= _sample_by_reference(model, nodes, samples, n, generator)
-    sampled = [node for node in order if node in samples]
-    states = {model.ground.name(node): samples[node].clone() for node in sampled}
-    return Samples(states, n, word_counts=count_words(model.ground, map(model.ground.group_of, sampled)))
+    question, generator = f"{n} draws", torch.Generator()
+    plan = _plan_choices(question, target, n, generator)
+    batches = list(_iter_ancestral_batches(target, order))
+
+    def draw() -> Samples:
+        # The latent ancestors of the evidence are sampled from their exact joint posterior. The other random nodes have
+        # no evidence among their descendants. So, given its parents, such a node is independent of the evidence, and
+        # its posterior is its TPM (ancestral sampling).
+        generator.manual_seed(seed)
+        samples = {node: value.expand(n, *value.shape) for node, value in query.fixed.items()} | plan.run()
+        module = with_sentence_scope(query.module)
+        for nodes, fault in batches:
+            if fault is None and model.ground.group_of(nodes[0]).index in model.network.graph.recurrent:
+                samples |= _sample_word_by_word(module, model, nodes, samples, n, generator)
+            elif fault is None:
+                samples |= _sample_batched(module, model, nodes, samples, n, generator)
+            else:
+                samples |= _sample_by_reference(model, nodes, samples, n, generator)
+        sampled = [node for node in order if node in samples]
+        states = {model.ground.name(node): samples[node].clone() for node in sampled}
+        return Samples(states, n, word_counts=count_words(model.ground, map(model.ground.group_of, sampled)))
+
+    slow = [(nodes, fault) for nodes, fault in batches if fault is not None]
+    if not slow:
+        return plan.with_run(draw)
+    first = slow[0][1]
+    reason = f"nodes are drawn one by one from their TPMs; {format_fault('one batch', first)}"
+    evaluations = n * sum(len(nodes) for nodes, _ in slow)
+    part = Plan("draws node by node", "reference", reason, draw, first.node, evaluations=evaluations)
+    return replace(part, question=question, parts=(replace(plan, question="other nodes"), part))
+
+
+def _plan_choices(question: str, target: Query, n: int, generator: torch.Generator) -> Plan[NodeSamples]:
+    """The plan of samples of the requested nodes, the latent ancestors of the evidence, from their joint posterior."""
+    nodes, evidence = target.nodes, replace(target, nodes=())
+    is_large = math.prod(map(target.model.count_states, nodes)) > MAX_JOINT_STATES  # too large for one table
+    graph = build_factor_graph(evidence) if is_large else None
+    if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None:
+
+        def draw_backwards() -> NodeSamples:
+            samples = graph.draw(n, generator)
+            return raise_impossible_evidence(evidence) if samples is None else samples
+
+        reason = "latent ancestors of the evidence are drawn one by one, in the reverse order of variable elimination"
+        return plan_factor_graph(question, reason, graph, draw_backwards, graph.full_order)
+    plan: Plan[NodeSamples]
+    check = plan_log_evidence(evidence)  # it raises an error for impossible evidence
+    if not nodes:
+        plan = Plan(question, "compiled", "nothing is observed, so that every node is drawn from its TPM", dict)
+    elif is_large and all(find_elimination_fault(target, node, nodes[:k]) is None for k, node in enumerate(nodes)):
+        reason = "latent ancestors of the evidence are drawn one by one, each from its posterior given the earlier ones"
+        run = partial(_sample_by_chain_rule, target, n, generator)
+        plan = Plan(question, "elimination", reason, run, choices=nodes)
+    else:
+        probs = replace(plan_state_probs(target), question=question)
+        plan = probs.then(partial(_sample_joint, target, n, generator))
+
+    def check_and_draw() -> NodeSamples:
+        check.run()
+        return plan.run()
+
+    return plan.with_run(check_and_draw)
 
 
 def count_words(ground: GroundGraph, groups: Iterable[NodeGroup]) -> dict[str, int]:
     """The number of words of the nodes of some groups, by role; groups without words are left out."""
     return {group.stem: ground.word_counts[group.word_stack] for group in groups if group.word_stack is not None}
-
-
-def route_sample(query: Query, n: int) -> Route:
-    """The route of n samples: of the latent ancestors of the evidence, and of the other nodes."""
-    question, query = f"{n} draws", query.without_input_evidence()
-    target = replace(query, nodes=tuple(query.choices))
-    if not target.nodes:
-        route = Route(question, "compiled", "nothing is observed, so that every node is drawn from its TPM")
-    elif (graph := _find_factor_graph(target)) is not None:
-        reason = "latent ancestors of the evidence are drawn one by one, in the reverse order of variable elimination"
-        route = with_factor_graph(Route(question, "variable elimination", reason), graph, graph.full_order)
-    elif _should_use_chain_rule(target):
-        reason = "latent ancestors of the evidence are drawn one by one, each from its posterior given the earlier ones"
-        route = Route(question, "elimination", reason, choices=target.nodes)
-    else:
-        route = replace(with_cost(target, route_posterior(target)), question=question)
-    order = topological_order(query.model.ground).tolist()
-    slow = [(nodes, fault) for nodes, fault in _iter_ancestral_batches(target, order) if fault is not None]
-    if not slow:
-        return route
-    first = slow[0][1]
-    reason = f"nodes are drawn one by one from their TPMs; {format_fault('one batch', first)}"
-    evaluations = n * sum(len(nodes) for nodes, _ in slow)
-    part = Route("draws node by node", "reference", reason, first.node, evaluations=evaluations)
-    return replace(part, question=question, parts=(replace(route, question="other nodes"), part))
 
 
 def _iter_ancestral_batches(query: Query, order: Sequence[int]) -> Iterator[tuple[list[int], Fault | None]]:
@@ -280,26 +291,6 @@ def _zero_samples(model: GroundModel, nodes: Sequence[int]) -> NodeSamples:
         shape, dtype = ((), torch.long) if spec.tpm.kind == "discrete" else (spec.shape, model.network.dtype)
         samples[node] = torch.zeros(1, *shape, dtype=dtype, device=model.network.device)
     return samples
-
-
-def _find_factor_graph(query: Query) -> FactorGraph | None:
-    """The factor graph of the choices, if they have too many joint states for one table."""
-    if not _is_large(query):
-        return None
-    graph = build_factor_graph(replace(query, nodes=()))
-    return graph if isinstance(graph, FactorGraph) and graph.find_excess(graph.full_order) is None else None
-
-
-def _should_use_chain_rule(query: Query) -> bool:
-    """True if the choices have too many joint states for one table, and elimination applies to them one by one."""
-    nodes = query.nodes
-    checks = (find_elimination_fault(query, nodes[k], nodes[:k]) is None for k in range(len(nodes)))
-    return _is_large(query) and all(checks)
-
-
-def _is_large(query: Query) -> bool:
-    """True if the choices have too many joint states for one table."""
-    return math.prod(query.model.count_states(node) for node in query.nodes) > MAX_JOINT_STATES
 
 
 def _find_sampling_fault(
@@ -382,10 +373,10 @@ def _get_parameter_table(spec: NodeSpec) -> str:
     return "logits" if spec.tpm.kind == "discrete" else "normal"
 
 
-def _sample_joint(query: Query, n: int, generator: torch.Generator) -> NodeSamples:
-    """Samples of the latent ancestors of the evidence, from their joint posterior."""
+def _sample_joint(query: Query, n: int, generator: torch.Generator, probs: Tensor) -> NodeSamples:
+    """Samples of the requested nodes, from the probabilities of their joint states, `[joint state]`."""
     sizes = [query.model.count_states(node) for node in query.nodes]
-    states = torch.unravel_index(torch.multinomial(joint_state_probs(query), n, True, generator=generator), sizes)
+    states = torch.unravel_index(torch.multinomial(probs, n, True, generator=generator), sizes)
     return dict(zip(query.nodes, states, strict=True))
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TypeVar
+from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,19 +32,15 @@ from bnet_transformer.inference.do_values import (
     iter_relative_batches,
     resolve_value,
 )
-from bnet_transformer.inference.plan import REFERENCE_REASON, Route, Rule, choose_route
+from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, find_mixed_type_fault, find_slowest
 from bnet_transformer.inference.query import (
     MAX_DIMS,
-    Fault,
-    Obstacle,
     Query,
     build_request,
+    enumerate_as_batch,
     enumerate_joint_states,
-    find_attention_spec,
-    find_mixed_type_fault,
     find_set_groups,
     group_values,
-    iter_chunks,
     parse_indices,
     parse_slices,
     parse_words,
@@ -71,7 +67,7 @@ from bnet_transformer.tpm import Normal
 # what the compiled net cannot compute.
 
 
-T = TypeVar("T")
+REFERENCE_REASON = "the compiled net cannot compute it, so that nodes are evaluated one by one"
 GroupTable = tuple[TensorLayout, Tensor]  # all values of a group: `[*enumerated, 1, *plates, word, *shape]`
 
 
@@ -150,10 +146,16 @@ class NodeQuery:
     @cached_property
     def choices(self) -> dict[int, list[int]]:
         """The latent choices on which each node depends."""
-        evaluator = self.evaluator
-        if not has_ancestor_choices(evaluator.model.network, [self.spec.group.index]):
+        evaluator, is_choice = self.evaluator, self.table == "value" and self.spec.tpm.kind == "discrete"
+        if not is_choice and not has_ancestor_choices(evaluator.model.network, [self.spec.group.index]):
             return {key: [] for key in self.dependencies}
         return {node: evaluator.find_open_choices(nodes) for node, nodes in self.dependencies.items()}
+
+    @property
+    def all_choices(self) -> tuple[int, ...]:
+        """The latent choices on which some node depends."""
+        choices = self.choices.values()
+        return tuple(sorted(set().union(*choices))) if any(choices) else ()
 
     @cached_property
     def shared_and_local_choices(self) -> tuple[list[int], list[int]]:
@@ -186,45 +188,6 @@ def find_kind_fault(query: NodeQuery) -> Fault | None:
     return None
 
 
-def find_pass_fault(query: NodeQuery) -> Fault | None:
-    """Why one pass of the compiled net, with each latent choice enumerated, does not compute the query."""
-    fault, evaluator = find_kind_fault(query), query.evaluator
-    if fault is not None:
-        return fault
-    model, groups = evaluator.model, set[int]()
-    for choices in query.choices.values():
-        groups_of_node = {model.ground.group_of(choice).index for choice in choices}
-        count = math.prod(model.count_states(choice) for choice in choices)
-        if len(groups_of_node) < len(choices) or count > BUDGET:
-            name = query.spec.group.name
-            reason = f"{name} depends on {len(choices)} latent choices with {format_count(count)} joint states"
-            if len(groups_of_node) < len(choices):
-                reason += ", and several of them belong to one node group"
-            return Obstacle(name, reason, "set or observe some of them")
-        groups |= groups_of_node
-    return evaluator.find_table_fault(query.table, [query.spec], groups)
-
-
-def find_batch_fault(query: NodeQuery) -> Fault | None:
-    """Why one pass of the compiled net, with the joint states of the latent choices as batch, does not apply."""
-    fault, evaluator, name = find_kind_fault(query), query.evaluator, query.spec.group.name
-    if fault is not None:
-        return fault
-    shared, local = query.shared_and_local_choices
-    if not shared or evaluator.states:
-        return Obstacle(name, f"the nodes of {name} do not depend on the same latent choices", "set or observe them")
-    return query.single_state_evaluator.find_table_fault(query.table, [query.spec], local)
-
-
-NODE_RULES: Sequence[Rule[NodeQuery]] = (
-    Rule(
-        "compiled", "one pass computes it, with a dimension for each latent choice on which it depends", find_pass_fault
-    ),
-    Rule("enumeration", "it depends on the choices of several words, whose joint states are a batch", find_batch_fault),
-    Rule("reference", REFERENCE_REASON),
-)
-
-
 @dataclass
 class NodeEvaluator:
     """Tables of the node groups of a sentence, each computed on first use.
@@ -243,114 +206,194 @@ class NodeEvaluator:
     previous: NodeEvaluator | None = None
     states: Mapping[int, Tensor] = field(default_factory=dict)
     _tables: dict[tuple[str, int], GroupTable] = field(default_factory=dict)
+    _passes: dict[tuple[str, tuple[int, ...]], tuple[Fault | None, frozenset[int]]] = field(default_factory=dict)
 
     def value(self, node: int) -> Tensor:
         """The value of a node: `[*states, *shape]`."""
-        return self._evaluate(self.value_query(node), lambda: reference.values(self.model, node, self.evidence))
+        return self.plan_value(node).run()
 
-    def stacked_value(self, family: NodeFamily) -> Tensor:
-        """The values of all nodes of a family: `[*states, *axes, *shape]`, with the axes of its `array`.
+    def plan_value(self, node: int) -> Plan[Tensor]:
+        """The plan of the value of a node: `[*states, *shape]`."""
+        fallback = partial(reference.values, self.model, node, self.evidence)
+        return self.plan_entry(NodeQuery("value", self, "value", self.model.spec(node), node, {node: [node]}), fallback)
 
-        Raises:
-            BNetError: The nodes differ in their axes or shapes.
-            BudgetError: The nodes depend on too many joint states of latent choices.
+    def plan_stacked_value(self, family: NodeFamily) -> Plan[Tensor]:
+        """The plan of the values of all nodes of a family: `[*states, *axes, *shape]`, with the axes of its `array`.
+
+        Its cost is that of the slowest node. The result is an error if the nodes differ in their axes or shapes, or
+        depend on too many joint states of latent choices.
         """
         if family.is_node:
-            return self.value(family.nodes[0])
-        array, nodes, model = family.array, family.nodes, self.model
-        shapes = {model.spec(node).shape for node in nodes}
+            return self.plan_value(family.nodes[0])
+        firsts = [int(part.flat[0]) for part in family.parts]
+        specs = [self.model.spec(node) for node in firsts]
+        has_choices = has_ancestor_choices(self.model.network, [spec.group.index for spec in specs])
+        has_choices = has_choices or any(spec.tpm.kind == "discrete" for spec in specs)
+        # Without choices, the nodes of a group have one plan.
+        plans = {node: self.plan_value(node) for node in (family.nodes if has_choices else firsts)}
+        question, run = f"value of {family.name}", partial(self._stack_values, family, plans, has_choices=has_choices)
+        return replace(find_slowest([*plans.values()]), question=question, run=run)
+
+    def _stack_values(self, family: NodeFamily, plans: Mapping[int, Plan[Tensor]], *, has_choices: bool) -> Tensor:
+        """The values of all nodes of a family, from the plan of each, or of one for each group without choices."""
+        array, model = family.array, self.model
+        shapes = {model.spec(node).shape for node in family.nodes}
         if len(shapes) > 1:
             raise BNetError(family.name, expected="nodes of the same shape", actual=" and ".join(map(str, shapes)))
-        groups = {model.spec(node).group.index: model.spec(node).tpm.kind for node in nodes}
-        has_choices = "discrete" in groups.values() or has_ancestor_choices(model.network, groups)
-        choices = [self.find_open_choices([node]) if has_choices else [] for node in nodes]
-        states = {choice: model.count_states(choice) for choice in sorted(set().union(*choices))}
+        shape = shapes.pop()
+        if not has_choices and all(plan.algorithm == "compiled" for plan in plans.values()):
+            tables = [self.compute_group("value", model.spec(node)).reshape(-1, *shape) for node in plans]
+            offsets = [int(model.ground.offsets[model.ground.group_of(node).index]) for node in plans]
+            rows = [torch.from_numpy(part.ravel() - k) for part, k in zip(family.parts, offsets, strict=True)]
+            values = torch.cat([table[row] for table, row in zip(tables, rows, strict=True)])
+            if not bool(values.isnan().any()):
+                return values.reshape(*array.shape, *shape)
+        choices = sorted(set().union(*(plan.choices for plan in plans.values())))
+        states = {choice: model.count_states(choice) for choice in choices}
         reference.check_joint_states(model, [*states], BUDGET)
-        values, shape = [], shapes.pop()
         if len(states) + len(array.shape) + len(shape) > MAX_DIMS:
             states = {choice: count for choice, count in states.items() if count > 1}
-        for node, known in zip(nodes, choices, strict=True):  # a value has its dims of choices in the order of ids
-            value = self.value(node).reshape(*(n if k in known else 1 for k, n in states.items()), *shape)
-            values.append(value.expand(*states.values(), *shape))
-        stacked = torch.stack(values, len(states))
+        by_node = []
+        for node in family.nodes:  # a value has its dims of choices in the order of ids
+            plan = plans[node] if node in plans else self.plan_value(node)
+            value = plan.run().reshape([*(n if k in plan.choices else 1 for k, n in states.items()), *shape])
+            by_node.append(value.expand([*states.values(), *shape]))
+        stacked = torch.stack(by_node, len(states))
         return stacked.reshape(*states.values(), *array.shape, *stacked.shape[len(states) + 1 :])
 
-    def distribution(self, node: int) -> Distribution:
-        """`P(node | parents)`, batched over the latent choices on which the parents depend."""
-        query = self.distribution_query(node)
-        result = self._evaluate(query, lambda: conditional_distribution(self.model, node, self.evidence))
-        return build_distribution(query.spec, result) if isinstance(result, Tensor) else result
+    def plan_distribution(self, node: int) -> Plan[Distribution]:
+        """The plan of `P(node | parents)`, batched over the latent choices on which the parents depend."""
+        spec, model = self.model.spec(node), self.model
+        if spec.tpm.kind == "deterministic" and node not in model.do:
+            query = NodeQuery("TPM", self, "value", spec, node, {node: [node]})
+        else:
+            table = "normal" if isinstance(spec.tpm, Normal) else "logits"
+            query = NodeQuery("TPM", self, table, spec, node, {node: reference.parents(model, node)})
+        plan: Plan[Any] = self.plan_entry(query, partial(conditional_distribution, model, node, self.evidence))
+        return plan.then(lambda entry: build_distribution(spec, entry) if isinstance(entry, Tensor) else entry)
 
-    def attention(self, slice_: int, role: str | None) -> Tensor:
-        """`P(j | i)` of the group with attention in a slice: `[*states, *plates, word, word]`.
+    def plan_attention(self, spec: NodeSpec) -> Plan[Tensor]:
+        """The plan of `P(j | i)` of a group: `[*states, *plates, word, word]`.
 
-        Raises:
-            BNetError: A node of the group is set, or its words depend on different choices.
+        The result is an error if a node of the group is set, or if its words depend on different choices.
         """
-        spec, ground = find_attention_spec(self.model, slice_, role), self.model.ground
-        query, subject = self.attention_query(spec), f"attention of {spec.group.name}"
-        is_set = [ground.name(node) for node in ground.select_nodes(spec.group).tolist() if node in self.model.do]
-        if is_set:
-            hint = "Use the sentence before this do, or set the attention instead of the node: do with Attend(weights)"
-            raise BNetError(f"{subject}: {is_set[0]} is set by do, and has no attention", hint=hint)
-        if split_choices(self.model, query.choices) is None:  # no tensor has a dim for each
-            names = list(dict.fromkeys(ground.name(c) for choices in query.choices.values() for c in choices))
-            hint = f"Set or observe latent choices first: {', '.join(names[:6])}" + (", …" if len(names) > 6 else "")
-            raise BNetError(subject, expected="words that depend on the same latent choices", hint=hint)
-        table = self._evaluate(query, lambda: conditional_attention(self.model, spec, self.evidence))
-        return table.to(self.model.network.log_dtype)
+        ground, subject = self.model.ground, f"attention of {spec.group.name}"
+        query = self.attention_query(spec)
+        plan = self.plan_entry(query, partial(conditional_attention, self.model, spec, self.evidence))
 
-    def attention_of_slices(self, slices: Sequence[int], role: str | None) -> Tensor:
-        """`P(j | i)` of slices whose tables have the same dims: `[slice, *states, *plates, word, word]`.
-
-        Raises:
-            BNetError: The slices differ in words, plates or latent choices.
-        """
-        specs = [find_attention_spec(self.model, t, role) for t in slices]
-        self.prefetch_attention(specs)
-        tables = [self.attention(t, role) for t in slices]
-        dims = [(self.attention_choices(spec), tuple(table.shape)) for spec, table in zip(specs, tables, strict=True)]
-        for spec, dim in zip(specs, dims, strict=True):
-            if dim != dims[0]:
-                sizes = f"{list(dims[0][1])} in slice {slices[0]} and {list(dim[1])} in slice {spec.group.step}"
-                choices = [[self.model.ground.name(node) for node in part[0]] for part in (dims[0], dim)]
-                names = "; the latent choices are {} and {}".format(*(", ".join(part) or "none" for part in choices))
-                raise BNetError(
-                    "attention of all slices",
-                    expected="slices with equal dimensions, and the same latent choices",
-                    actual=sizes + (names if choices[0] != choices[1] else ""),
-                    hint=f"Pass slice=, such as slice={slices[0]}",
+        def compute() -> Tensor:
+            is_set = [ground.name(node) for node in ground.select_nodes(spec.group).tolist() if node in self.model.do]
+            if is_set:
+                hint = (
+                    "Use the sentence before this do, or set the attention instead of the node: do with Attend(weights)"
                 )
-        return torch.stack(tables)
+                raise BNetError(f"{subject}: {is_set[0]} is set by do, and has no attention", hint=hint)
+            if split_choices(self.model, query.choices) is None:  # no tensor has a dim for each
+                names = list(dict.fromkeys(ground.name(c) for choices in query.choices.values() for c in choices))
+                hint = f"Set or observe latent choices first: {', '.join(names[:6])}"
+                hint += ", …" if len(names) > 6 else ""
+                raise BNetError(subject, expected="words that depend on the same latent choices", hint=hint)
+            table: Tensor = plan.run()
+            return table.to(self.model.network.log_dtype)
 
-    def attention_choices(self, spec: NodeSpec) -> list[int]:
-        """The latent choices of the first dims of an attention table, by ground id."""
-        choices = self.attention_query(spec).choices
-        return sorted(set().union(*map(set, choices.values())))
+        return plan.with_run(compute)
 
-    def route(self, query: NodeQuery) -> Route:
-        """The route of a query."""
-        name = query.spec.group.name if query.node is None else self.model.ground.name(query.node)
-        route = choose_route(f"{query.question} of {name}", NODE_RULES, query)
-        if route.algorithm == "compiled":
-            return route
-        choices = tuple(dict.fromkeys(choice for node_choices in query.choices.values() for choice in node_choices))
-        count = math.prod(self.model.count_states(choice) for choice in choices)
-        is_slow = route.algorithm == "reference"
-        nodes = len(query.dependencies) * len(self._get_ancestral_set(query.spec)) if is_slow else 0
-        return replace(route, states=count, evaluations=count * nodes, choices=choices)
+    def plan_attentions(self, specs: Sequence[NodeSpec]) -> list[Plan[Tensor]]:
+        """The plan of `P(j | i)` of each of some groups; `prefetch` computes all of them in one pass."""
+        self.find_table_fault("attention", specs, ())  # the structure of one pass for all is that of each
+        return [self.plan_attention(spec) for spec in specs]
 
-    def value_query(self, node: int) -> NodeQuery:
-        """The query for the value of a node."""
-        return NodeQuery("value", self, "value", self.model.spec(node), node, {node: [node]})
+    def plan_attention_of_slices(self, specs: Sequence[NodeSpec]) -> Plan[Tensor]:
+        """The plan of `P(j | i)` of a group of each slice: `[slice, *states, *plates, word, word]`.
 
-    def distribution_query(self, node: int) -> NodeQuery:
-        """The query for the parameters of a node's distribution: its value, its mean and sigma, or its logits."""
-        spec = self.model.spec(node)
-        if spec.tpm.kind == "deterministic" and node not in self.model.do:
-            return replace(self.value_query(node), question="TPM")
-        table = "normal" if isinstance(spec.tpm, Normal) else "logits"
-        return NodeQuery("TPM", self, table, spec, node, {node: reference.parents(self.model, node)})
+        Its cost is that of the slowest slice. The result is an error if the slices differ in words, plates or choices.
+        """
+        plans, first = self.plan_attentions(specs), specs[0].group.step
+
+        def compute() -> Tensor:
+            self.prefetch("attention", specs)
+            dims, tables = list[tuple[tuple[int, ...], tuple[int, ...]]](), [plan.run() for plan in plans]
+            for spec, plan, table in zip(specs, plans, tables, strict=True):
+                dims.append((plan.choices, tuple(table.shape)))
+                if dims[-1] != dims[0]:
+                    sizes = f"{list(dims[0][1])} in slice {first} and {[*table.shape]} in slice {spec.group.step}"
+                    choices = [[self.model.ground.name(node) for node in part[0]] for part in (dims[0], dims[-1])]
+                    names = "; the latent choices are " + " and ".join(", ".join(part) or "none" for part in choices)
+                    raise BNetError(
+                        "attention of all slices",
+                        expected="slices with equal dimensions, and the same latent choices",
+                        actual=sizes + (names if choices[0] != choices[1] else ""),
+                        hint=f"Pass slice=, such as slice={first}",
+                    )
+            return torch.stack(tables)
+
+        return replace(find_slowest(plans), question="attention of all slices", run=compute)
+
+    def plan_entry(self, query: NodeQuery, fallback: Callable[[], Any]) -> Plan[Any]:
+        """The plan of a query: a table of the compiled net, or the result of the reference.
+
+        Args:
+            query: The query.
+            fallback: Computes the result by the reference. If the compiled net returns NaN, the error of the reference
+                names the node.
+        """
+        model, name = self.model, query.spec.group.name
+        question = f"{query.question} of {name if query.node is None else model.ground.name(query.node)}"
+        choices, fault = query.all_choices, find_kind_fault(query)
+        cost: dict[str, Any] = {"states": math.prod(map(model.count_states, choices)), "choices": choices}
+
+        def check_numbers(compute: Callable[[NodeQuery], Tensor]) -> Tensor:
+            table = compute(query)
+            if bool(table.isnan().any()):
+                fallback()
+                raise BNetError(name, expected="numbers", actual="NaN")
+            return table
+
+        def plan_pass() -> Plan[Any] | Fault:
+            obstacle = fault or self._find_pass_fault(query)
+            if obstacle is not None:
+                return obstacle
+            reason = "one pass computes it, with a dimension for each latent choice on which it depends"
+            cost["states"] = math.prod(map(model.count_states, next(iter(query.choices.values()), ())))
+            run, flops = partial(check_numbers, self._get_entry), partial(self.count_flops, query)
+            return Plan(question, "compiled", reason, run, count_flops=flops, **cost)
+
+        def plan_batch() -> Plan[Any] | Fault:
+            obstacle = fault or self._find_batch_fault(query)
+            if obstacle is not None:
+                return obstacle
+            reason = "it depends on the choices of several words, whose joint states are a batch"
+            rows = math.prod(map(model.count_states, query.shared_and_local_choices[0]))
+            run, flops = partial(check_numbers, self._compute_enumerated), partial(self.count_flops, query, rows)
+            return Plan(question, "enumeration", reason, run, count_flops=flops, **cost)
+
+        def plan_fallback() -> Plan[Any]:
+            evaluations = cost["states"] * len(query.dependencies) * len(self._get_ancestral_set(query.spec))
+            return Plan(question, "reference", REFERENCE_REASON, fallback, evaluations=evaluations, **cost)
+
+        return choose_plan({"compiled": plan_pass, "enumeration": plan_batch, "reference": plan_fallback})
+
+    def _find_pass_fault(self, query: NodeQuery) -> Fault | None:
+        """Why one pass of the compiled net, with each latent choice enumerated, does not compute a query."""
+        model, groups, name = self.model, set[int](), query.spec.group.name
+        for choices in query.choices.values():
+            groups_of_node = {model.ground.group_of(choice).index for choice in choices}
+            count = math.prod(model.count_states(choice) for choice in choices)
+            if len(groups_of_node) < len(choices) or count > BUDGET:
+                reason = f"{name} depends on {len(choices)} latent choices with {format_count(count)} joint states"
+                if len(groups_of_node) < len(choices):
+                    reason += ", and several of them belong to one node group"
+                return Obstacle(name, reason, "set or observe some of them")
+            groups |= groups_of_node
+        return self.find_table_fault(query.table, [query.spec], groups)
+
+    def _find_batch_fault(self, query: NodeQuery) -> Fault | None:
+        """Why one pass of the compiled net, with the joint states of the latent choices as batch, does not apply."""
+        (shared, local), name = query.shared_and_local_choices, query.spec.group.name
+        if not shared or self.states:
+            reason = f"the nodes of {name} do not depend on the same latent choices"
+            return Obstacle(name, reason, "set or observe them")
+        return query.single_state_evaluator.find_table_fault(query.table, [query.spec], local)
 
     def attention_query(self, spec: NodeSpec) -> NodeQuery:
         """The query for `P(j | i)` of the nodes of a group whose attention is not set."""
@@ -367,15 +410,10 @@ class NodeEvaluator:
         """
         return self._get_entry(NodeQuery("TPM", self, table, spec, None, {}))
 
-    def prefetch_attention(self, specs: Sequence[NodeSpec]) -> None:
-        """Compute the attention of several groups in one pass of the net, if the structure allows it."""
-        if self.find_table_fault("attention", specs, ()) is None:
-            self._fill_tables("attention", specs)
-
-    def prefetch_values(self, specs: Sequence[NodeSpec]) -> None:
-        """Compute the values of several groups in one pass of the net, if the structure allows it."""
-        if self.find_table_fault("value", specs, ()) is None:
-            self._fill_tables("value", specs)
+    def prefetch(self, table: str, specs: Sequence[NodeSpec]) -> None:
+        """Compute a table of several groups in one pass of the net, if the structure allows it."""
+        if self.find_table_fault(table, specs, ()) is None:
+            self._fill_tables(table, specs)
 
     def find_open_choices(self, nodes: Sequence[int]) -> list[int]:
         """The latent choices on which some nodes depend."""
@@ -396,57 +434,59 @@ class NodeEvaluator:
             specs: The groups.
             enumerated_groups: The choices that must be enumerated.
         """
-        missing = [spec for spec in specs if (table, spec.group.index) not in self._tables]
-        layout = None if missing or not specs else self._tables[table, specs[0].group.index][0]
-        enumerated: Collection[int] = () if layout is None else layout.enumerated
+        missing = tuple(spec.group.index for spec in specs if (table, spec.group.index) not in self._tables)
+        fault, enumerated = None, frozenset[int]()
         if missing:
-            outputs, model = self._get_output_groups(table, missing), self.model
-            ancestral = self._get_ancestral_set(*missing)
-            closed, partial, fault = self._find_fixed_groups(ancestral)
-            if fault is not None:
-                return fault
-            network = model.network
-            is_open = frozenset(i for i in outputs if i not in closed and network.specs[i].tpm.kind == "discrete")
-            # The states of a latent choice are enumerated; its distribution is not needed.
-            computed = tuple(index for index in outputs if index not in is_open)
-            for index in outputs:
-                if index not in closed and network.specs[index].tpm.kind == "continuous":
-                    return unset_parent_error(network.specs[index].group.name)
-            requirements = self.module.find_requirements(
-                PlanRequest(computed, closed, is_open, partial), model.ground.word_counts
-            )
-            if requirements.fault is not None:
-                return requirements.fault
-            words = model.ground.word_counts
-            if math.prod(network.count_states(index, words) for index in requirements.enumerated) > BUDGET:
-                name = specs[0].group.name
-                return Obstacle(name, f"{name} depends on more than {BUDGET} joint states of choices")
-            enumerated = requirements.enumerated
-        if not set(enumerated_groups) <= set(enumerated):
+            if (table, missing) not in self._passes:
+                fault, enumerated = self._analyse_pass(table, missing)
+                # Without choices, no single group has a fault either.
+                keys = [missing] if fault or enumerated else [missing, *((index,) for index in missing)]
+                self._passes |= {(table, key): (fault, enumerated) for key in keys}
+            fault, enumerated = self._passes[table, missing]
+        elif specs:
+            enumerated = frozenset(self._tables[table, specs[0].group.index][0].enumerated)
+        if fault is None and not enumerated.issuperset(enumerated_groups):
             name = specs[0].group.name
             return Obstacle(name, f"the compiled net does not enumerate all choices on which {name} depends")
-        return None
+        return fault
 
-    def count_flops(self, route: Route, query: NodeQuery) -> int | None:
-        """The floating-point operations of the passes of a compiled route."""
-        if route.algorithm == "reference":
-            return None
-        evaluator, batch = self, 1
-        if route.algorithm == "enumeration":
-            evaluator = query.single_state_evaluator
-            batch = math.prod(map(self.model.count_states, query.shared_and_local_choices[0]))
+    def _analyse_pass(self, table: str, groups: Sequence[int]) -> tuple[Fault | None, frozenset[int]]:
+        """Why one pass cannot compute a table of some groups, and the choices that it enumerates."""
+        network, words = self.model.network, self.model.ground.word_counts
+        specs = [network.specs[index] for index in groups]
+        closed, partly_set, fault = self._find_fixed_groups(self._get_ancestral_set(*specs))
+        outputs = self._get_output_groups(table, specs)
+        unset = [i for i in outputs if i not in closed and network.specs[i].tpm.kind == "continuous"]
+        if fault is not None or unset:
+            return fault or unset_parent_error(network.specs[unset[0]].group.name), frozenset()
+        requirements = self.module.find_requirements(self._request_plan(outputs, closed, partly_set), words)
+        enumerated = frozenset(requirements.enumerated)
+        if math.prod(network.count_states(index, words) for index in enumerated) > BUDGET and not requirements.fault:
+            name = specs[0].group.name
+            return Obstacle(name, f"{name} depends on more than {BUDGET} joint states of choices"), enumerated
+        return requirements.fault, enumerated
+
+    def count_flops(self, query: NodeQuery, batch: int | None = None) -> int | None:
+        """The floating-point operations of the pass of a query, or of a batch of states of its shared choices."""
+        evaluator = self if batch is None else query.single_state_evaluator
         network = self.model.network
-        closed, partial, _ = evaluator._find_fixed_groups(evaluator._get_ancestral_set(query.spec))
+        ancestral = evaluator._get_ancestral_set(query.spec)
+        closed, partly_set, _ = evaluator._find_fixed_groups(ancestral)
         words, outputs = self.model.ground.word_counts, evaluator._get_output_groups(query.table, [query.spec])
         # The products of the group itself count as well, if there is a plan for them.
         for candidates in (sorted({query.spec.group.index, *outputs}), outputs):
-            is_open = frozenset(i for i in candidates if i not in closed and network.specs[i].tpm.kind == "discrete")
-            computed = tuple(i for i in candidates if i not in is_open)
-            request = PlanRequest(computed, closed, is_open, partial)
+            request = evaluator._request_plan(candidates, closed, partly_set)
             if self.module.find_requirements(request, words).fault is None:
                 break
-        plan = self.module.plan(request)
-        return count_plan_flops(network, plan, words, closed, batch)
+        return count_plan_flops(network, self.module.plan(request), words, closed, batch or 1)
+
+    def _request_plan(
+        self, outputs: Iterable[int], known: Iterable[int], partly_set: frozenset[int] = frozenset()
+    ) -> PlanRequest:
+        """The structure of a pass. The states of a latent choice are enumerated; its distribution is not needed."""
+        specs, closed = self.model.network.specs, frozenset(known)
+        is_open = frozenset(i for i in outputs if i not in closed and specs[i].tpm.kind == "discrete")
+        return PlanRequest(tuple(i for i in outputs if i not in is_open), closed, is_open, partly_set)
 
     @cached_property
     def _fixed_model(self) -> GroundModel:
@@ -464,28 +504,6 @@ class NodeEvaluator:
         full, partial = find_set_groups(known, ancestral_set)
         return full | batched, partial - batched, fault
 
-    def compute(self, query: NodeQuery, route: Route) -> Tensor:
-        """The table by a compiled route; the rows of set nodes are computed as if the nodes were not set."""
-        return self._get_entry(query) if route.algorithm == "compiled" else self._compute_enumerated(query)
-
-    def _evaluate(self, query: NodeQuery, fallback: Callable[[], T]) -> T | Tensor:
-        """The result of a query by its route: a table of the compiled net, or the result of the reference.
-
-        Args:
-            query: The query.
-            fallback: Computes the result by the reference. If the compiled net returns NaN, the error of the reference
-                names the node.
-        """
-        route = self.route(query)
-        route.warn_if_slow()
-        if route.algorithm == "reference":
-            return fallback()
-        table = self.compute(query, route)
-        if bool(table.isnan().any()):
-            fallback()
-            raise BNetError(query.spec.group.name, expected="numbers", actual="NaN")
-        return table
-
     def _compute_enumerated(self, query: NodeQuery) -> Tensor:
         """A table in every joint state of the shared latent choices, as one batch: `[*states, ...]`.
 
@@ -496,9 +514,8 @@ class NodeEvaluator:
         reference.check_joint_states(model, shared, BUDGET)
         states = enumerate_joint_states([range(model.count_states(choice)) for choice in shared])
         module, parts = with_sentence_scope(self.module), list[Tensor]()
-        states = states.to(model.network.device)
-        for chunk in iter_chunks(model, len(states), [query.spec.group.index]):
-            evaluator = self.with_batched_states(dict(zip(shared, states[chunk].unbind(1), strict=True)), module)
+        for batch in enumerate_as_batch(model, shared, states.to(model.network.device), [query.spec.group.index]):
+            evaluator = self.with_batched_states(batch, module)
             parts.append(evaluator._get_entry(replace(query, evaluator=evaluator)))
         table, start = torch.cat(parts, len(local)), len(local)
         if table.dim() - 1 + len(shared) > MAX_DIMS:
@@ -577,19 +594,19 @@ class NodeEvaluator:
     def execute(self, outputs: Sequence[int], ancestral_set: set[int]) -> ExecutionState:
         """The execution state with the values of some groups, after interventions and evidence on their ancestors."""
         check_cancelled()
-        model, network = self.model, self.model.network
+        model = self.model
         request = build_request(self._fixed_model, (), ancestral_set)
         batched = {model.ground.group_of(node).index for node in self.states}
         states = group_values(model, model.do, batched, self.states)
         known = {**request.known, **{index: value for index, (value, _) in states.items()}}
         known |= self._reuse_values(set(outputs), known)
-        is_open = frozenset(i for i in set(outputs) - known.keys() if network.specs[i].tpm.kind == "discrete")
+        structure = self._request_plan(outputs, known)
         request = replace(
             request,
-            outputs=tuple(index for index in outputs if index not in is_open),
+            outputs=structure.outputs,
             known=known,
             patched={index: patch for index, patch in request.patched.items() if index not in states},
-            enumerate_too=is_open,
+            enumerate_too=structure.enumerate_too,
         )
         return self.module.execute(request)[0]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from bnet_transformer import reference
 from bnet_transformer._core.results import Fields, Result
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestral_order
-from bnet_transformer.inference.plan import route_reference
+from bnet_transformer.inference.plan import Plan, plan_reference
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.values import get_normal
 from bnet_transformer.reference import GroundModel, Interventions, ReferenceRun
@@ -98,22 +99,28 @@ class _Branch:
     is_conventional: bool
 
 
-def counterfactual(query: Query, interventions: Interventions) -> Counterfactual:
-    """Compute the counterfactual distribution of a node by enumeration of the latent choices.
+def plan_counterfactual(query: Query, interventions: Interventions) -> Plan[Counterfactual]:
+    """The plan of the counterfactual distribution of a node by enumeration of the latent choices.
 
     Args:
         query: The node, and the evidence in the factual sentence.
         interventions: The interventions of the counterfactual sentence.
 
     Returns:
-        The probabilities of a discrete node, or the weighted values of another node.
+        The plan of the probabilities of a discrete node, or of the weighted values of another node.
 
     Raises:
-        UnsupportedError: A continuous random ancestor of the evidence or the node is neither observed nor set.
+        UnsupportedError: A continuous random ancestor of the evidence or the node is neither observed nor set; `run`
+            raises it.
     """
+    question, compute = f"counterfactual of {query.format_nodes()}", partial(_enumerate_branches, query, interventions)
+    return plan_reference(question, query.model, query.choices, compute)
+
+
+def _enumerate_branches(query: Query, interventions: Interventions) -> Counterfactual:
+    """The counterfactual, from all joint states of the latent choices."""
     model, evidence, (target,) = query.model, query.evidence, query.nodes
     open_choices = query.choices
-    route_reference(f"counterfactual of {query.format_nodes()}", model, open_choices).warn_if_slow()
     reference.log_evidence(model, evidence, None, query.budget, query.atol)
     intervened, fixed = model.surgery(interventions), query.fixed
     order = [n for n in ancestral_order(intervened.ground, [target]) if n not in intervened.do]

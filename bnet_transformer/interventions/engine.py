@@ -18,8 +18,9 @@ from bnet_transformer.compiler.gather import ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import EvidenceError, UnsupportedError
 from bnet_transformer.graph import ancestors
-from bnet_transformer.inference.posteriors import joint_log_probs, joint_posterior
-from bnet_transformer.inference.query import Obstacle, Query
+from bnet_transformer.inference.plan import Obstacle
+from bnet_transformer.inference.posteriors import plan_joint, plan_posterior
+from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.values import NodeEvaluator
 from bnet_transformer.interventions.ablation import Ablation
 from bnet_transformer.interventions.cells import (
@@ -218,12 +219,12 @@ def _compute_outcome(module: CompiledModule, model: GroundModel, node: int) -> T
     evaluator = NodeEvaluator(module, model, {})
     if spec.tpm.kind == "discrete":
         if spec.parents and not find_open_choices(model, reference.parents(model, node), {}):
-            log_probs: Tensor = evaluator.distribution(node).logits.double()  # type: ignore[attr-defined]
+            log_probs: Tensor = evaluator.plan_distribution(node).run().logits.double()  # type: ignore[attr-defined]
             return log_probs
-        return joint_posterior(Query(module, model, nodes=(node,))).log()
+        return plan_posterior(Query(module, model, nodes=(node,))).run().log()
     if not spec.tpm.is_random:
         return _average_over_choices(module, model, [node], evaluator.value(node), len(spec.shape))
-    mean = evaluator.distribution(node).mean
+    mean = evaluator.plan_distribution(node).run().mean
     return _average_over_choices(module, model, reference.parents(model, node), mean, len(spec.shape))
 
 
@@ -247,7 +248,7 @@ def _average_over_choices(
     open_choices = find_open_choices(model, nodes, {})
     if not open_choices or value.dim() == event_dim:
         return value
-    probs = joint_log_probs(Query(module, model, nodes=tuple(open_choices))).exp().to(value.dtype)
+    probs = plan_joint(Query(module, model, nodes=tuple(open_choices))).run().exp().to(value.dtype)
     mean: Tensor = torch.tensordot(probs, value.flatten(0, value.dim() - event_dim - 1), 1)
     return mean
 
@@ -372,9 +373,7 @@ class SequentialSweep:
         """The row of attention `P(j | i)` of a node, `[word j]`."""
         evaluator = self._get_evaluator(is_source, n)
         spec, index = locate_node(evaluator.model, node)
-        assert spec.group.step is not None
-        table = evaluator.attention(spec.group.step, spec.group.stem)
-        return table[index]
+        return evaluator.plan_attention(spec).run()[index]
 
 
 # --------------------------------------------------------------------------------------------------------------------

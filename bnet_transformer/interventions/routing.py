@@ -17,14 +17,9 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tensors import BoolArray, IntArray
 from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
-from bnet_transformer.inference.posteriors import joint_log_probs
-from bnet_transformer.inference.query import (
-    Obstacle,
-    Query,
-    enumerate_joint_states,
-    find_mixed_type_fault,
-    find_set_groups as find_intervened_groups,
-)
+from bnet_transformer.inference.plan import Obstacle, find_mixed_type_fault
+from bnet_transformer.inference.posteriors import plan_joint
+from bnet_transformer.inference.query import Query, enumerate_joint_states, find_set_groups as find_intervened_groups
 from bnet_transformer.interventions.cells import PatchCells
 from bnet_transformer.interventions.examples import Examples
 from bnet_transformer.interventions.patched_run import NeededPositions, find_changed_positions
@@ -61,7 +56,7 @@ class EnumeratedChoices:
     def log_probs(self) -> Tensor:
         """The log probability of each joint state in each example, `[state, example]`."""
         module, nodes = self.examples.module, self.nodes
-        columns = [joint_log_probs(Query(module, model, nodes=nodes)) for model in self.examples.models]
+        columns = [plan_joint(Query(module, model, nodes=nodes)).run() for model in self.examples.models]
         return torch.stack(columns, -1)
 
     def __iter__(self) -> Iterator[dict[int, Tensor]]:

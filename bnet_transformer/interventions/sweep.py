@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.do_values import Mean, Noise, Zero
-from bnet_transformer.inference.plan import Route, format_fault
+from bnet_transformer.inference.plan import Plan, format_fault, planned
 from bnet_transformer.interventions.ablation import Ablation
 from bnet_transformer.interventions.cells import (
     READ,
@@ -59,54 +60,46 @@ from bnet_transformer.interventions.sweep_results import CellResult, EstimateCal
 from bnet_transformer.reference import GroundModel
 
 # --------------------------------------------------------------------------------------------------------------------
-# The route of a sweep: which cells share a run, which run one at a time and why, and what they cost.
+# The plan of a sweep: which cells share a run, which run one at a time and why, and what they cost.
 
 
-def route_cells(batches: Sequence[ExampleBatch], cells: PatchCells, *, count_flops: bool = False) -> Route:
-    """The route of the cells, which is the same in all batches.
+R = TypeVar("R")
 
-    If some cells run one at a time, `parts` contains a route for the cells that share a run, and one for each obstacle.
+
+def plan_cells(batches: Sequence[ExampleBatch], cells: PatchCells, run: Callable[[], R]) -> Plan[R]:
+    """The plan of the cells, which is the same in all batches.
+
+    If some cells run one at a time, `parts` contains a plan for the cells that share a run, and one for each obstacle.
     """
-    first, cell_ids = batches[0], cells.cell_ids
+    first, cell_ids, parts = batches[0], cells.cell_ids, list[Plan[R]]()
     shared_ids = cell_ids[~np.isin(cell_ids, list(first.obstacles))]
-    states = len(first.choices.states)
+    states, is_exact = len(first.choices.states), not first.options.first_order
     num_runs = sum(len(batch.base) for batch in batches) * states
-    parts: list[Route] = []
-    if len(shared_ids):
-        flops = (
-            _count_flops(first, cells, shared_ids, num_runs) if count_flops and not first.options.first_order else None
-        )
+
+    def make_plan(count: int, algorithm: str, reason: str, **options: Any) -> Plan[R]:
+        question = f"sweep of {count:,} cell{'s' if count != 1 else ''}"
+        return Plan(question, algorithm, reason, run, states=states, **options)
+
+    if len(shared_ids) or not first.obstacles:  # also for no cells
         reason = "all cells share one run, and only the values that a cell changes are computed again"
-        if first.options.first_order:
+        options: dict[str, Any] = {"count_flops": partial(_count_flops, first, cells, shared_ids, num_runs)}
+        if not is_exact:
             steps = first.options.steps
             runs = f"{steps} interpolated runs" if steps else f"the {first.options.side_names[1]} run"
-            reason = f"the gradient at {runs} estimates the effect of every cell"
-        question = _format_question(len(shared_ids))
-        parts.append(
-            Route(question, "compiled", reason, states=states, flops=flops, is_exact=not first.options.first_order)
-        )
-    shapes = first.base.model.ground.shapes
-    needed = first.needed.ancestor_words
+            reason, options = f"the gradient at {runs} estimates the effect of every cell", {}
+        parts.append(make_plan(len(shared_ids), "compiled", reason, is_exact=is_exact, **options))
+    shapes, needed = first.base.model.ground.shapes, first.needed.ancestor_words
     num_nodes = sum(int(words.sum()) * math.prod(shapes[i]) // len(words) for i, words in needed.items())
     for obstacle, count in Counter(first.obstacles.values()).items():
         reason = f"each cell has a separate run; {format_fault('a shared run', obstacle)}"
         evaluations = count * num_runs * num_nodes
-        parts.append(
-            Route(_format_question(count), "sequential", reason, obstacle.node, states, evaluations=evaluations)
-        )
+        parts.append(make_plan(count, "sequential", reason, node=obstacle.node, evaluations=evaluations))
     if len(parts) == 1:
-        return parts[0]
+        return parts[0].with_warning()
     reason = "some cells require separate runs, for the reasons below"
-    evaluations = sum(part.evaluations for part in parts)
-    node, flops, exact = parts[-1].node, parts[0].flops, not first.options.first_order
-    return Route(
-        _format_question(len(cell_ids)), "sequential", reason, node, states, flops, evaluations, exact, tuple(parts)
-    )
-
-
-def _format_question(num_cells: int) -> str:
-    """The question of a route, with the number of cells."""
-    return f"sweep of {num_cells:,} cell{'s' if num_cells != 1 else ''}"
+    options = {"evaluations": sum(part.evaluations for part in parts), "node": parts[-1].node, "parts": tuple(parts)}
+    options |= {"count_flops": parts[0].count_flops, "is_exact": is_exact}
+    return make_plan(len(cell_ids), "sequential", reason, **options).with_warning()
 
 
 def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num_runs: int) -> int | None:
@@ -396,6 +389,7 @@ ADVISED_STEPS = 8  # enough to average gradients of which one is zero
 
 
 @translate_memory_errors("sweep")
+@planned
 @enable_gradients()
 def sweep(
     clean: object,
@@ -413,7 +407,7 @@ def sweep(
     seed: int = 0,
     memory: int = DEFAULT_MEMORY,
     progress: bool | None = None,
-) -> Sweep:
+) -> Plan[Sweep]:
     """Patch values of one run into another, one cell at a time, and measure the metric (activation patching).
 
     A *cell* is a group of nodes that are patched together. Cells are computed in batches whose size depends on
@@ -481,25 +475,33 @@ def sweep(
     parts = parse_requests(
         clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
     )
-    result = _compute(parts, progress)
-    effects = result.values - result.base
-    request = parts[0].request
-    notes = _explain_zeros(request, result)
-    clean_run, corrupt_run = (result.base, result.source) if request.options.is_noise else (result.source, result.base)
-    calibration = _calibrate(parts, effects, progress) if check else None
-    return Sweep(
-        **request.cells.to_result_fields(),
-        clean=clean_run,
-        corrupt=corrupt_run,
-        outcomes=result.values,
-        direction=direction,
-        metric=describe_metric(metric),
-        digests=_digest_sentences(parts),
-        first_order=first_order,
-        steps=steps,
-        calibration=calibration,
-        notes=notes,
-    )
+    longest = max(parts, key=lambda part: len(part.request.base.model.ground))
+    plan = _plan_part(longest, progress)
+
+    @enable_gradients()
+    def compute() -> Sweep:
+        results = [(plan if part is longest else _plan_part(part, progress)).run() for part in parts]
+        result = _join_parts(parts, results)
+        effects = result.values - result.base
+        request = parts[0].request
+        notes, is_noise = _explain_zeros(request, result), request.options.is_noise
+        clean_run, corrupt_run = (result.base, result.source) if is_noise else (result.source, result.base)
+        calibration = _calibrate(parts, effects, progress) if check else None
+        return Sweep(
+            **request.cells.to_result_fields(),
+            clean=clean_run,
+            corrupt=corrupt_run,
+            outcomes=result.values,
+            direction=direction,
+            metric=describe_metric(metric),
+            digests=_digest_sentences(parts),
+            first_order=first_order,
+            steps=steps,
+            calibration=calibration,
+            notes=notes,
+        )
+
+    return plan.with_run(compute)
 
 
 def _explain_zeros(request: SweepRequest, result: CellOutcomes) -> tuple[str, ...]:
@@ -539,16 +541,15 @@ def _digest_sentences(parts: Sequence[LengthPart]) -> tuple[str, ...]:
     return tuple(digests[k] for k in sorted(digests))
 
 
-def _compute(parts: Sequence[LengthPart], progress: bool | None) -> CellOutcomes:
-    """The outcomes of the cells, and of the source and the base run, in the order of all examples."""
-    results = []
-    for part in parts:
-        request = part.request
-        batches = request.build_batches()
-        if batches[0].obstacles:
-            route_cells(batches, request.cells).warn_if_slow()
-        compute = estimate_cells if request.options.first_order else run_cells
-        results.append(compute(batches, request.metric, request.cells, progress))
+def _plan_part(part: LengthPart, progress: bool | None) -> Plan[CellOutcomes]:
+    """The plan of the outcomes of the cells, and of the source and the base run, of the examples of one length."""
+    request = part.request
+    batches, compute = request.build_batches(), estimate_cells if request.options.first_order else run_cells
+    return plan_cells(batches, request.cells, partial(compute, batches, request.metric, request.cells, progress))
+
+
+def _join_parts(parts: Sequence[LengthPart], results: Sequence[CellOutcomes]) -> CellOutcomes:
+    """The outcomes of the examples of each length, in the order of all examples."""
     sources = [result.source for result in results if result.source is not None]
     return CellOutcomes(
         join_examples(parts, [result.values for result in results]),
@@ -562,68 +563,11 @@ def _calibrate(parts: Sequence[LengthPart], effects: Tensor, progress: bool | No
     """Run some cells, and compare with the estimated effects, `[*axes, example]`."""
     flat = effects.flatten(0, -2)
     chosen = [replace(part, request=part.request.choose_cells(flat)) for part in parts]
-    result = _compute(chosen, progress)
+    result = _join_parts(chosen, [_plan_part(part, progress).run() for part in chosen])
     cells = chosen[0].request.cells
     cell_ids = torch.from_numpy(cells.cell_ids)
     estimates, exact = (table.flatten(0, -2)[cell_ids] for table in (effects, result.values - result.base))
     return EstimateCalibration(tuple(cells.names[int(cell)] for cell in cell_ids), estimates, exact)
-
-
-@translate_memory_errors("explain_sweep")
-def explain_sweep(
-    clean: object,
-    corrupt: object,
-    *,
-    at: str | Sequence[str] | Mapping[str, Sequence[str]] = "x",
-    metric: object,
-    over: str | Sequence[str] | None = None,
-    direction: Literal["denoise", "noise"] = "denoise",
-    words: object = None,
-    first_order: bool = False,
-    steps: int = 0,
-    convention: Literal["eap-ig", "eap-ig-activations"] | None = None,
-    check: int = 0,
-    seed: int = 0,
-    memory: int = DEFAULT_MEMORY,
-    progress: bool | None = None,
-) -> Route:
-    """Explain how `sweep` would compute its cells, and why; nothing is computed.
-
-    Args:
-        clean: The clean sentences, or an ablation, as for `sweep`.
-        corrupt: The corrupt sentences.
-        at: The nodes that cells set.
-        metric: The metric.
-        over: The axes along which cells are separate.
-        direction: Whether clean values are patched into the corrupt run, or the reverse.
-        words: The word of the other sentence from which each word takes its values.
-        first_order: Whether the effects are estimated from gradients.
-        steps: The number of runs over which gradients are averaged.
-        convention: The points at which gradients are averaged, as for `sweep`.
-        check: Has no effect.
-        seed: Has no effect.
-        memory: The approximate number of bytes that are used at once.
-        progress: Has no effect.
-
-    Returns:
-        The algorithm, the reason and the cost; of sentences of unequal lengths, those of the longest ones. If only some
-        cells share a run, `parts` contains a route for each kind of cell, with the node that is the reason.
-
-    >>> import bnet_transformer as bt
-    >>> from bnet_transformer.interventions.sweep import explain_sweep
-    >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
-    >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
-    >>> route = explain_sweep(clean, corrupt, at="x", metric={"y_2": ("cat", "dog")})
-    >>> route.question, route.algorithm, route.node
-    ('sweep of 9 cells', 'compiled', None)
-    """
-    options: dict[str, Any] = {"first_order": first_order, "steps": steps, "convention": convention}
-    options |= {"check": check, "seed": seed}
-    parts = parse_requests(
-        clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
-    )
-    request = max(parts, key=lambda part: len(part.request.base.model.ground)).request
-    return route_cells(request.build_batches(), request.cells, count_flops=True)
 
 
 @translate_memory_errors("mediation")

@@ -17,7 +17,7 @@ from bnet_transformer.attention.inclusion import Inclusion
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, format_count
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.posteriors import expected_group_attention, route_expected_attention
+from bnet_transformer.inference.posteriors import plan_expected_attention
 from bnet_transformer.inference.values import NodeQuery
 from bnet_transformer.reference import GroundModel, split_choices
 
@@ -50,7 +50,8 @@ class PageAttention:
 def prepare_attention(state: SentenceState, specs: Sequence[NodeSpec]) -> None:
     """Compute the attention of these nodes in one pass through the net, except of groups that `do` sets."""
     set_groups = {state.ground.group_of(node).index for node in state.model.do}
-    state.evaluator.prefetch_attention([m for m in specs if m.tpm.has_attention and m.group.index not in set_groups])
+    specs = [m for m in specs if m.tpm.has_attention and m.group.index not in set_groups]
+    state.evaluator.prefetch("attention", specs)
 
 
 def compute_page_attention(
@@ -81,7 +82,7 @@ def compute_page_attention(
             note = f"{group.name}: the posterior mean is not shown ({error})."
     has_mean = bool(parts and choices)
     if has_states:
-        values = to_numpy(state.evaluator.attention(group.step or 0, group.stem).detach())
+        values = to_numpy(state.evaluator.plan_attention(spec).run().detach())
         parts.append(values.reshape(-1, *values.shape[-len(model.ground.shapes[group.index]) - 1 :]))
     elif not parts:
         return note
@@ -116,12 +117,12 @@ def _count_choice_states(model: GroundModel, query: NodeQuery, per_word: Collect
 def _mean_attention(state: SentenceState, query: NodeQuery) -> AttentionArray:
     """Return the attention averaged over the posterior of the latent choices, `[*plates, word, word]`."""
     group = query.spec.group
-    num_nodes = len(state.ground.select_nodes(group))
-    if num_nodes > MAX_REFERENCE_NODES and route_expected_attention(query).algorithm == "reference":
+    num_nodes, plan = len(state.ground.select_nodes(group)), plan_expected_attention(state.query(), query)
+    if num_nodes > MAX_REFERENCE_NODES and plan.algorithm == "reference":
         raise BudgetError(
             group.name, expected=f"at most {MAX_REFERENCE_NODES} nodes for a posterior mean", actual=num_nodes
         )
-    return to_numpy(expected_group_attention(state.query(), query))
+    return to_numpy(plan.run())
 
 
 # inclusion of heads: a table of probabilities, or the posterior that `bt.inclusion` estimated

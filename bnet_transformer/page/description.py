@@ -39,7 +39,7 @@ from bnet_transformer.figures.options import THEMES
 from bnet_transformer.figures.picture import ARROW_OPACITY, ARROW_WIDTH, DASH_PATTERNS, ROLE_DASHES, arrow_colour
 from bnet_transformer.graph import GroundGraph, NodeGroup
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.posteriors import joint_posterior
+from bnet_transformer.inference.posteriors import plan_posterior
 from bnet_transformer.inference.query import find_state_group
 from bnet_transformer.page.attention import PageAttention, compute_page_attention, describe_inclusion, prepare_attention
 from bnet_transformer.page.html import describe_equations
@@ -535,8 +535,8 @@ def _is_selector(network: Network, group: NodeGroup) -> bool:
 
 def _describe_posterior(state: SentenceState, node: int) -> dict[str, Any]:
     """The description of prior and posterior of one node."""
-    after = joint_posterior(state.query([node]))
-    before = joint_posterior(replace(state.query([node]), evidence={})) if state.evidence else after
+    after = plan_posterior(state.query([node])).run()
+    before = plan_posterior(replace(state.query([node]), evidence={})).run() if state.evidence else after
     labels = state.labels(node) or tuple(map(str, range(len(after))))
     shown = torch.argsort(after, descending=True, stable=True)[:MAX_STATES].sort().values.tolist()
     names = map(format_token, distinguish(labels[k] for k in shown))
@@ -582,7 +582,7 @@ def _relative_changes(state: SentenceState, clean: SentenceState | None) -> dict
 def _state_vectors(state: SentenceState, specs: Sequence[NodeSpec]) -> list[Tensor | None]:
     """Return the values of states, `[word, feature]` for each group; None if a group cannot be computed."""
     evaluator, fixed, vectors = state.evaluator, state.model.do, list[Tensor | None]()
-    evaluator.prefetch_values(specs)
+    evaluator.prefetch("value", specs)
     for spec in specs:
         nodes = state.ground.select_nodes(spec.group).tolist()
         has_choices = has_ancestor_choices(state.network, [spec.group.index])

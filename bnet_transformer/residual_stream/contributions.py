@@ -25,7 +25,7 @@ from bnet_transformer.errors import BNetError, UnknownNameError, UnsupportedErro
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.do_values import Zero
-from bnet_transformer.inference.posteriors import find_marginal_map, joint_log_evidence
+from bnet_transformer.inference.posteriors import plan_log_evidence, plan_marginal_map
 from bnet_transformer.interventions.cells import find_attention_groups
 from bnet_transformer.interventions.sweep import sweep
 from bnet_transformer.reference import GroundModel, get_fixed
@@ -484,7 +484,7 @@ def fix_choices(state: SentenceState, node: int) -> tuple[SentenceState, dict[st
     if not choices:
         return state, {}, 1.0
     query = state.query(choices)
-    choices, (states,), (log_prob,) = find_marginal_map(query, 1)
+    choices, (states,), (log_prob,) = plan_marginal_map(query, 1).run()
     known = {**dict(zip(choices, states, strict=True)), **get_fixed(model, state.evidence)}
     groups = {ground.group_of(choice) for choice in choices}
     nodes = {node for group in groups for node in ground.select_nodes(group).tolist()} - state.interventions.keys()
@@ -492,7 +492,7 @@ def fix_choices(state: SentenceState, node: int) -> tuple[SentenceState, dict[st
     evidence = {node: value for node, value in state.evidence.items() if node not in nodes}
     fixed = replace(state, interventions=interventions, evidence=evidence, previous=state.evaluator)
     by_name = {ground.name(choice): int(state) for choice, state in zip(choices, states, strict=True)}
-    return fixed, by_name, float((log_prob - joint_log_evidence(replace(query, nodes=()))).exp())
+    return fixed, by_name, float((log_prob - plan_log_evidence(replace(query, nodes=())).run()).exp())
 
 
 def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> WriterTable:

@@ -27,7 +27,7 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count, unknown_name_error
 from bnet_transformer.inference.contraction import JointRows
 from bnet_transformer.inference.factor_graph import locate_words, propagate_variables, select_marks
-from bnet_transformer.inference.posteriors import joint_state_probs, node_posteriors
+from bnet_transformer.inference.posteriors import plan_node_posteriors, plan_state_probs
 from bnet_transformer.inference.query import parse_indices, to_list, with_sentence_scope
 from bnet_transformer.inference.values import NodeEvaluator, SentenceState
 from bnet_transformer.reference import GroundModel, has_ancestor_choices
@@ -152,10 +152,10 @@ def _compute_posteriors(
     posteriors: dict[tuple[int, ...], Tensor] = {(): torch.ones(1, dtype=torch.float64)}
     singles = {scope for scope in scopes if len(scope) == 1}
     if singles:  # together: they have two passes in common
-        by_node = node_posteriors(state.query([choices[k] for (k,) in sorted(singles)]))
+        by_node = plan_node_posteriors(state.query([choices[k] for (k,) in sorted(singles)])).run()
         posteriors |= {(k,): by_node[choices[k]] for (k,) in singles}
     for scope in set(scopes) - posteriors.keys():
-        posteriors[scope] = joint_state_probs(state.query([choices[k] for k in scope]))
+        posteriors[scope] = plan_state_probs(state.query([choices[k] for k in scope])).run()
     return posteriors
 
 

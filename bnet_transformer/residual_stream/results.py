@@ -24,7 +24,7 @@ from bnet_transformer.errors import NOT_GIVEN, BNetError, UnknownNameError, Unsu
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.graph.template_graph import get_attention_name
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.posteriors import joint_state_probs
+from bnet_transformer.inference.posteriors import plan_state_probs
 from bnet_transformer.interventions.cells import find_attention_groups
 from bnet_transformer.residual_stream.linear_paths import ActiveWords, LinearRun, Writer, format_norm
 from bnet_transformer.tpm import Attention
@@ -523,7 +523,7 @@ def _parse_direction(
         return vector.to(device, dtype), "a direction", None
     label_node = _find_label_node(state, node, size)
     if of is None and label_node is not None:
-        of = int(joint_state_probs(state.query([label_node])).argmax())
+        of = int(plan_state_probs(state.query([label_node])).run().argmax())
     pair = tuple(of) if isinstance(of, tuple | list) else (of,)
     if of is None or len(pair) not in (1, 2):
         hint = f'For example contributions("{name}", of=0), or of=(0, 1) for a difference'

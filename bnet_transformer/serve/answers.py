@@ -29,8 +29,9 @@ from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, un
 from bnet_transformer.figures.attention_grid import get_attention_specs
 from bnet_transformer.figures.fonts import format_token
 from bnet_transformer.inference import SentenceState
+from bnet_transformer.inference.plan import get_planner
 from bnet_transformer.inference.query import find_state_group
-from bnet_transformer.interventions.sweep import explain_sweep, sweep
+from bnet_transformer.interventions.sweep import sweep
 from bnet_transformer.page.attention import prepare_attention
 from bnet_transformer.page.description import PageOptions, describe_sentence
 from bnet_transformer.page.html import render_html
@@ -389,7 +390,7 @@ def keep_values(sentence: Sentence) -> Sentence:
     specs = [spec for spec in network.specs if spec.tpm.kind == "deterministic" and spec.parents]
     specs = [spec for spec in specs if network.graph.out_edges[spec.group.index]]
     specs = [spec for spec in specs if not has_ancestor_choices(network, [spec.group.index])]
-    state.evaluator.prefetch_values(specs)
+    state.evaluator.prefetch("value", specs)
     prepare_attention(state, get_attention_specs(network, None))
     return Sentence(sentence.net, state.drop_previous())
 
@@ -536,10 +537,10 @@ def compute_patch(source: SentenceSource, tab: str, state: PageState) -> dict[st
     groups = network.graph.by_stem.get(role, ())
     if any("head" in group.plates for group in groups):
         options["over"] = PATCH_AXES
-    route = explain_sweep(other, base, **options)
-    check_flops("patch", float(route.flops or 0), source.limits)
+    plan = get_planner(sweep)(other, base, progress=False, **options)
+    check_flops("patch", float(plan.flops or 0), source.limits)
     check_cancelled()
-    result = sweep(other, base, progress=False, **options)
+    result = plan.run()
     if result.axes != PATCH_AXES:
         axes = " and ".join(result.axes)
         raise BNetError("role", expected="nodes with slices and words", actual=f"{role} with {axes}")

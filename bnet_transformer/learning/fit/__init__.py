@@ -1,6 +1,6 @@
 """Fitting nets with latent choices: MAP, EM, Laplace, SVI and NUTS with one objective, the exact log evidence.
 
-A fit passes through these modules: `methods` (`fit`, its checks, the table of methods, `explain_fit`), `objective`
+A fit passes through these modules: `methods` (`fit`, its checks, the table of methods, the plan), `objective`
 (the objective and the configs of the methods), `em` (MAP and EM by second-order steps, with `curvature`) or `adam`
 (the same to first order, and the loop over restarts), `laplace`, `svi` or `nuts`, and `result` (`Fit`). These three
 use `coordinates`, in which the gauge of attention is fixed, and `approximation` (the Normal distribution at a mode,
@@ -13,7 +13,7 @@ table, and fits each number of heads.
 
 from bnet_transformer.learning.fit.comparison import Comparison
 from bnet_transformer.learning.fit.heads import Heads
-from bnet_transformer.learning.fit.methods import explain_fit, fit
+from bnet_transformer.learning.fit.methods import fit
 from bnet_transformer.learning.fit.model_comparison import ModelComparison, compare, fit_heads
 from bnet_transformer.learning.fit.objective import EM, MAP, NUTS, SVI, Laplace
 from bnet_transformer.learning.fit.predictive import Check
@@ -31,7 +31,6 @@ __all__ = [
     "Laplace",
     "ModelComparison",
     "compare",
-    "explain_fit",
     "fit",
     "fit_heads",
 ]

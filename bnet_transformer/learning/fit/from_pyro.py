@@ -118,7 +118,7 @@ def fit_from_pyro(
     if draws.is_point:
         shown = {name: value[0] for name, value in samples_to_parameters(network, samples).items()}
     else:
-        *_, (_, fault) = analyse_choices(objective, corpus)
+        *_, fault = analyse_choices(objective, corpus)
         if fault is None:  # order the heads as in the most likely draw
             shape = next(iter(samples.values())).shape[:2]
             density = log_likelihoods(objective, corpus, samples_to_parameters(network, samples)).sum(1).reshape(shape)

@@ -1,14 +1,13 @@
-"""`fit`, its checks and the table of its methods; `explain_fit`, which explains a fit before it runs."""
+"""`fit`, its checks, the table of its methods and the plan of a fit."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from inspect import signature
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -24,7 +23,7 @@ from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
-from bnet_transformer.inference.plan import Route
+from bnet_transformer.inference.plan import Plan, planned
 from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
 from bnet_transformer.learning.fit.adam import DEFAULT_BATCH_SIZE
 from bnet_transformer.learning.fit.em import fit_point, resolve_options
@@ -57,7 +56,7 @@ METHODS: dict[type[Method], Callable[[FitProblem, Any], Fit[Network]]] = {
     NUTS: fit_nuts,
     Laplace: fit_laplace,
 }
-LOOP_OPTIONS = ("every", "checkpoints", "device", "progress")
+R = TypeVar("R")
 SAMPLED_CHOICES_HINT = "use method=bt.SVI(choices='sampled'), which samples them"
 ALTERNATIVES = {  # the hints of `fit` for choices that cannot be summed; they replace the hints of other queries
     CROSS_WORD_HINT: "Use method=bt.SVI(choices='sampled')",
@@ -66,6 +65,7 @@ ALTERNATIVES = {  # the hints of `fit` for choices that cannot be summed; they r
 
 
 @suggest_config_for_options(method=tuple(METHODS), checkpoints=(Checkpoints,))
+@planned
 @enable_gradients()
 def fit(
     net: N,
@@ -83,7 +83,7 @@ def fit(
     seed: int = 0,
     device: str | torch.device | None = None,
     progress: bool | None = None,
-) -> Fit[N]:
+) -> Plan[Fit[N]]:
     """Fit the parameters of a net with latent choices to sentences and observations. `net` itself does not change.
 
     All methods share one objective, the exact log evidence plus the log prior. The prior is Dirichlet on the tables if
@@ -133,15 +133,20 @@ def fit(
     config = resolve_method(method)
     loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
     problem = create_problem(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
-    try:
-        fitted = _solve(replace(problem, loop=loop), config, resolve_device(device, problem.objective.network))
-    except (BudgetError, UnsupportedError) as error:
-        alternative = ALTERNATIVES.get(error.hint or "")
-        if alternative is None:
-            raise
-        raise type(error)(error.subject, **error.parts | {"hint": alternative}) from error
-    fitted_net = fitted.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(fitted.net)
-    return replace(fitted, net=fitted_net, missing=missing, data=problem.corpus)  # type: ignore[return-value]
+
+    @enable_gradients()
+    def compute() -> Fit[N]:
+        try:
+            fitted = _solve(replace(problem, loop=loop), config, resolve_device(device, problem.objective.network))
+        except (BudgetError, UnsupportedError) as error:
+            alternative = ALTERNATIVES.get(error.hint or "")
+            if alternative is None:
+                raise
+            raise type(error)(error.subject, **error.parts | {"hint": alternative}) from error
+        fitted_net = fitted.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(fitted.net)
+        return replace(fitted, net=fitted_net, missing=missing, data=problem.corpus)  # type: ignore[return-value]
+
+    return _plan_fit(problem, config, compute)
 
 
 def resolve_method(method: object) -> Method:
@@ -320,57 +325,37 @@ def _check_spread(objective: FitObjective, method: Method) -> None:
         raise BNetError("spread", expected=expected, hint=hint)
 
 
-def explain_fit(net: object, data: object, *, method: Method | str = "map", **options: Any) -> Route:
-    """Explain how `fit` would compute a step with the same arguments, without fitting.
+def _plan_fit(problem: FitProblem, method: Method, run: Callable[[], R]) -> Plan[R]:
+    """The plan of a fit: of the log evidence at each step.
 
-    Args:
-        net: The net that `fit` would fit.
-        data: The data that `fit` would use.
-        method: The method of `fit`, or its name.
-        **options: The other options of `fit`. Checkpoints, the device and the progress bar do not affect the route, and
-            no checkpoint is read or written.
-
-    Returns:
-        The route: the algorithm; the number of joint states of the choices of a sentence; the FLOPs of the compiled
-        passes of a step for all restarts (without the gradient, which takes about twice as many); and the node that
-        prevents elimination, if any. In that case `fit` raises an error unless the choices are sampled.
-
-    Raises:
-        BNetError: If `fit` would raise an error for an option.
-
-    >>> import bnet_transformer as bt
-    >>> net = bt.bayesuvius(4, heads=2, vocabulary=["the", "cat"], observe=bt.tpm.Categorical(2))
-    >>> route = explain_fit(net, [("the cat", "cat the"), ("cat the", "the cat")], method=bt.EM())
-    >>> route.algorithm, route.states
-    ('elimination', 2)
+    Its joint states are those of the choices of a sentence. Its FLOPs are those of the compiled passes of a step for
+    all restarts, without the gradient, which takes about twice as many. If the choices cannot be summed, the node is
+    the one that prevents it, and the fit raises an error unless the choices are sampled.
     """
-    config = resolve_method(method)
-    problem = create_problem(net, data, config, **{k: v for k, v in options.items() if k not in LOOP_OPTIONS})
-    objective, corpus = problem.objective, problem.corpus
-    structure, states, names, (node, fault) = analyse_choices(objective, corpus)
-    title = f"fit by {config.name}"
-    if isinstance(config, SVI) and config.choices == "sampled":
+    title, (structure, states, names, node, fault) = (
+        f"fit by {method.name}",
+        analyse_choices(problem.objective, problem.corpus),
+    )
+    if isinstance(method, SVI) and method.choices == "sampled":
         reason = "the choices are sampled (choices='sampled')"
         reason += f"; elimination is not possible: {fault}" if fault else "; elimination could sum them exactly"
-        return Route(title, "sampling", reason, node, states, is_exact=False)
+        return Plan(title, "sampling", reason, run, node, states, is_exact=False)
     if fault is not None:
         reason = f"elimination cannot sum the choices: {fault}; {SAMPLED_CHOICES_HINT}"
-        return Route(title, "sampling", reason, node, states, is_exact=False)
-    flops = count_step_flops(problem, config, structure)
+        return Plan(title, "sampling", reason, run, node, states, is_exact=False)
+    flops = partial(count_step_flops, problem, method, structure)
     if not structure.enumerated:
-        return Route(title, "compiled", "no choice is latent: one pass gives the log evidence", flops=flops)
+        reason = "no choice is latent: one pass gives the log evidence"
+        return Plan(title, "compiled", reason, run, count_flops=flops)
     reason = f"elimination sums the choices of each sentence ({names}) out of the log evidence exactly"
-    if not objective.learned.weights:
+    if not problem.objective.learned.weights:
         reason += "; only tables are learned, so the likelihoods of all joint states are computed once"
-    return Route(title, "elimination", reason, states=states, flops=flops)
-
-
-explain_fit.__signature__ = signature(fit)  # type: ignore[attr-defined]  # help() and bt.explain use it
+    return Plan(title, "elimination", reason, run, states=states, count_flops=flops)
 
 
 def analyse_choices(
     objective: FitObjective, corpus: Batch
-) -> tuple[EliminationProblem, int, str, tuple[str | None, str | None]]:
+) -> tuple[EliminationProblem, int, str, str | None, str | None]:
     """Analyse the elimination of the choices from the structure, without values.
 
     Args:
@@ -384,21 +369,16 @@ def analyse_choices(
     network, evidence = objective.network, corpus.index_evidence(objective.network)
     forms = {index: (e.observed is None, e.value.is_floating_point()) for index, e in evidence.items()}
     problem = build_elimination_problem(objective.module, forms, None, (), ())
+    specs, fault = network.specs, problem.fault
     words = {stack: value.shape[1] for stack, value in corpus.x.items()}
-    counts = (
-        (math.prod(network.count_states(i, words) for i in scope), [network.specs[i].group.name for i in scope])
-        for _, scope in problem.scopes
-    )
-    states, names = max(counts, default=(1, []))
-    label, fault = ", ".join(dict.fromkeys(names)), problem.fault
+    states, _, scope = problem.find_largest_scope(network, words)
+    names = ", ".join(dict.fromkeys(specs[i].group.name for i in scope))
     if fault is not None:
-        return problem, states, label, (fault.node, fault.reason)
-    if states > objective.budget:
-        fault_text = (
-            f"{label} have {format_count(states)} joint states, more than budget={format_count(objective.budget)}"
-        )
-        return problem, states, label, (label, fault_text)
-    return problem, states, label, (None, None)
+        return problem, states, names, fault.node, fault.reason
+    if states <= objective.budget:
+        return problem, states, names, None, None
+    budget = format_count(objective.budget)
+    return problem, states, names, names, f"{names} have {format_count(states)} joint states, more than budget={budget}"
 
 
 def count_step_flops(problem: FitProblem, method: Method, elimination: EliminationProblem) -> int | None:
