@@ -38,7 +38,6 @@ PUBLIC_NAMES = {
     "interventions.circuit": ["Circuit", "CircuitTests", "FaithfulnessWarning", "StoredCircuit", "read_json"],
     "interventions.counterfactual": ["Counterfactual"],
     "interventions.curves": ["FaithfulnessCurves"],
-    "interventions.sweep": ["explain_sweep"],
     "interventions.sweep_results": ["EstimateCalibration", "Mediation", "Sweep"],
 }
 # Their examples would need a file that another program writes, or an open notebook.

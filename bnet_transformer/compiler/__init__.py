@@ -13,6 +13,6 @@ The pipeline, in the order in which data flows:
 
 from bnet_transformer.compiler.gather import ExecutionRequest
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.compiler.plan import Plan
+from bnet_transformer.compiler.plan import ExecutionPlan
 
-__all__ = ["CompiledModule", "ExecutionRequest", "Plan"]
+__all__ = ["CompiledModule", "ExecutionPlan", "ExecutionRequest"]

@@ -43,7 +43,7 @@ from bnet_transformer.compiler.gather import (
     pad_dims,
     pick_entry,
 )
-from bnet_transformer.compiler.plan import Fold, Plan
+from bnet_transformer.compiler.plan import ExecutionPlan, Fold
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.tpm import Affine, Attention, EvalContext, Recur, Select
@@ -53,7 +53,7 @@ from bnet_transformer.tpm.deterministic import ACTIVATIONS
 Picks = tuple[tuple[str, int], ...]  # plates with the groups of their selectors
 
 
-def plan_to_values(plan: Plan, state: ExecutionState) -> None:
+def plan_to_values(plan: ExecutionPlan, state: ExecutionState) -> None:
     """Compute the value of every group of a plan, and store it in `state.values`."""
     modified = {*state.attention_rows, *state.patched, *state.gates, *state.perturbations}
     for component, released in zip(plan.components, plan.released, strict=True):

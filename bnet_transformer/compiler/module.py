@@ -18,7 +18,7 @@ from bnet_transformer.compiler.gather import (
     lay_out_known,
     lay_out_value,
 )
-from bnet_transformer.compiler.plan import Plan, PlanRequest, Requirements, find_requirements, network_to_plan
+from bnet_transformer.compiler.plan import ExecutionPlan, PlanRequest, Requirements, find_requirements, network_to_plan
 from bnet_transformer.data.checks import (
     Inputs,
     StackTensors,
@@ -228,7 +228,7 @@ class CompiledModule(nn.Module):
             self.memoize(("words", *counts.items()), lambda: check_word_counts(self.network, counts))
         return inputs
 
-    def execute(self, request: ExecutionRequest) -> tuple[ExecutionState, Plan]:
+    def execute(self, request: ExecutionRequest) -> tuple[ExecutionState, ExecutionPlan]:
         """Compute all values that the outputs require, except those of `deferred` groups, in one layout.
 
         Args:
@@ -348,7 +348,7 @@ class CompiledModule(nn.Module):
         value: T = self._cache[key]
         return value
 
-    def plan(self, request: PlanRequest, word_counts: Mapping[str, int] | None = None) -> Plan:
+    def plan(self, request: PlanRequest, word_counts: Mapping[str, int] | None = None) -> ExecutionPlan:
         """The cached plan of some outputs.
 
         Args:

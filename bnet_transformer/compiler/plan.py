@@ -176,7 +176,7 @@ def _count_entries(network: Network, value_dims: ValueDims, *weights: ParentSpec
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExecutionPlan:
     """The computations of one run. Numbers are indices of node groups.
 
     Args:
@@ -229,7 +229,9 @@ class PlanRequest(NamedTuple):
     fold: bool = False
 
 
-def network_to_plan(network: Network, request: PlanRequest, word_counts: Mapping[str, int] | None = None) -> Plan:
+def network_to_plan(
+    network: Network, request: PlanRequest, word_counts: Mapping[str, int] | None = None
+) -> ExecutionPlan:
     """Plan the computation of some node groups.
 
     Args:
@@ -260,7 +262,7 @@ def network_to_plan(network: Network, request: PlanRequest, word_counts: Mapping
     single = [component[0] for component in components if len(component) == 1]
     fused_maps = find_fused_maps(network, single, {*known, *folds})
     released = _find_released(network, components, retained, folds)
-    return Plan(
+    return ExecutionPlan(
         components,
         released,
         tuple(sorted(enumerated)),

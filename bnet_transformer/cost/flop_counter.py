@@ -19,7 +19,7 @@ from functools import cached_property
 from bnet_transformer._core.checks import check_int, check_names
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.fused import MAX_EXPLICIT_PAIRS
-from bnet_transformer.compiler.plan import Fold, Plan
+from bnet_transformer.compiler.plan import ExecutionPlan, Fold
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import Attention, Dot, Parent, Product, Weight
@@ -272,7 +272,7 @@ class SizeTable:
 class FlopCounter:
     """The multiplications of each group of a plan (None if not known), and the number of entries of its value."""
 
-    plan: Plan
+    plan: ExecutionPlan
     sizes: SizeTable
     known: frozenset[int] = frozenset()  # groups whose values are given
     dims: dict[int, Dims] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
 from bnet_transformer._core.results import Result
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.module import find_output_groups, list_group_indices
-from bnet_transformer.compiler.plan import Plan, PlanRequest
+from bnet_transformer.compiler.plan import ExecutionPlan, PlanRequest
 from bnet_transformer.cost.flop_counter import (
     ZERO,
     FlopCounter,
@@ -444,7 +444,11 @@ def cost(
 
 
 def count_plan_flops(
-    network: Network, plan: Plan, word_counts: Mapping[str, int], known: frozenset[int] = frozenset(), batch: int = 1
+    network: Network,
+    plan: ExecutionPlan,
+    word_counts: Mapping[str, int],
+    known: frozenset[int] = frozenset(),
+    batch: int = 1,
 ) -> int | None:
     """The floating-point operations of a plan; None if a TPM does not declare its products.
 

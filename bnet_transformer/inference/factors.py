@@ -24,7 +24,13 @@ from bnet_transformer.compiler.gather import (
     zero_padding,
 )
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.compiler.plan import CROSS_WORD_HINT, Plan, PlanRequest, StructureError, unset_parent_error
+from bnet_transformer.compiler.plan import (
+    CROSS_WORD_HINT,
+    ExecutionPlan,
+    PlanRequest,
+    StructureError,
+    unset_parent_error,
+)
 from bnet_transformer.data import Evidence
 from bnet_transformer.data.checks import is_readable
 from bnet_transformer.declare import Network, NodeSpec
@@ -104,7 +110,7 @@ def _is_fusible_attention(spec: NodeSpec, retained: Collection[int]) -> bool:
 
 
 def deferred_log_likelihood(
-    execution: ExecutionState, plan: Plan, spec: NodeSpec, y: Tensor, observed: Tensor | None
+    execution: ExecutionState, plan: ExecutionPlan, spec: NodeSpec, y: Tensor, observed: Tensor | None
 ) -> Tensor:
     """`log P(y | choices)`, summed over all words.
 
