@@ -541,6 +541,10 @@ class ExampleBatch:
             self._base_runs = [self._build_base_run(states) for states in self.choices]
         return self._base_runs or map(self._build_base_run, self.choices)
 
+    def release_base_runs(self) -> None:
+        """Free the memory of the cached base runs."""
+        self._base_runs = []
+
     def compute_base_outcomes(self) -> tuple[Outcomes, Outcomes | None]:
         """The outcomes of the base run, and of the source run if there are any: `[1, example, *shape]` each.
 

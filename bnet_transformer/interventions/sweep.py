@@ -545,7 +545,14 @@ def _plan_part(part: LengthPart, progress: bool | None) -> Plan[CellOutcomes]:
     """The plan of the outcomes of the cells, and of the source and the base run, of the examples of one length."""
     request = part.request
     batches, compute = request.build_batches(), estimate_cells if request.options.first_order else run_cells
-    return plan_cells(batches, request.cells, partial(compute, batches, request.metric, request.cells, progress))
+
+    def run() -> CellOutcomes:
+        outcomes = compute(batches, request.metric, request.cells, progress)
+        for batch in batches:
+            batch.release_base_runs()
+        return outcomes
+
+    return plan_cells(batches, request.cells, run)
 
 
 def _join_parts(parts: Sequence[LengthPart], results: Sequence[CellOutcomes]) -> CellOutcomes:
