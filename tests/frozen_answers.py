@@ -156,8 +156,8 @@ class Subject:
     @property
     def metric(self) -> Any:
         """The log odds of two states of a readout, or else an entry of the last node."""
-        if found := [name for name in self.readouts if name in self.discrete]:
-            return {found[-1]: (0, 1)}
+        if readouts := [name for name in self.readouts if name in self.discrete]:
+            return {readouts[-1]: (0, 1)}
         return self.get_entry((self.functions or self.random)[-1])
 
     def get_entry(self, node: str) -> Any:
@@ -200,7 +200,7 @@ def vary(text: Any, k: int) -> Any:
 # computations of several lines
 
 
-def each(names: Iterable[str], compute: Callable[[str], object]) -> dict[str, object]:
+def map_names(names: Iterable[str], compute: Callable[[str], object]) -> dict[str, object]:
     """An answer for each name."""
     return {name: attempt(partial(compute, name)) for name in names}
 
@@ -235,30 +235,30 @@ def sweep(examples: Mapping[str, Any], **options: Any) -> object:
 
 def search(examples: Mapping[str, Any], **options: Any) -> object:
     """A circuit and its measures; by default its edges are arrows of groups of nodes."""
-    found = bt.circuit(**{**examples, "threshold": "13%", "over": ("slice", "head"), **options})
-    return [found, get_fields(found, "edges candidates faithfulness distance")]
+    circuit = bt.circuit(**{**examples, "threshold": "13%", "over": ("slice", "head"), **options})
+    return [circuit, get_fields(circuit, "edges candidates faithfulness distance")]
 
 
 def measure_curves(examples: Mapping[str, Any], scores: Any, **options: Any) -> object:
     """The curves of a ranking of edges."""
     options |= {"shares": (0.1, 0.5, 1), "resamples": 20}
-    found = bt.faithfulness_curves(**examples, scores=scores, **options)
-    return [found, found.summary()]
+    curves = bt.faithfulness_curves(**examples, scores=scores, **options)
+    return [curves, curves.summary()]
 
 
 def fit(x: Subject, method: object, **options: Any) -> object:
     """A fit, and its answers about the data."""
-    found = bt.fit(x.net, x.data, method=method, spread=1.0, progress=False, **options)
-    result = get_fields(found, "converged notes bounds restart_densities khat log_marginal_likelihood")
-    result |= {"parameters": join(found.net.parameters), "samples": join(found.samples)}
+    fitted = bt.fit(x.net, x.data, method=method, spread=1.0, progress=False, **options)
+    result = get_fields(fitted, "converged notes bounds restart_densities khat log_marginal_likelihood")
+    result |= {"parameters": join(fitted.net.parameters), "samples": join(fitted.samples)}
     questions = ("log_likelihood", "predict", "responsibilities")
-    return result | each(questions, lambda question: getattr(found, question)(x.data))
+    return result | map_names(questions, lambda question: getattr(fitted, question)(x.data))
 
 
 def train(net: bt.BNet, data: object, **options: Any) -> object:
     """The losses and the parameters of a net after three steps."""
-    found = bt.train(net, data, steps=3, batch=2, progress=False, **options)
-    return [found.losses, found.held_out, join(found.net.parameters)]
+    trained = bt.train(net, data, steps=3, batch=2, progress=False, **options)
+    return [trained.losses, trained.held_out, join(trained.net.parameters)]
 
 
 def generate(x: Subject, **options: Any) -> object:
@@ -266,14 +266,14 @@ def generate(x: Subject, **options: Any) -> object:
     return get_fields(x.net.generate(x.case.text, length=4, **options), "words scores log_probs states")
 
 
-def draw(drawn: Any, suffix: str, **options: Any) -> bytes:
+def draw(subject: Any, suffix: str, **options: Any) -> bytes:
     """The bytes of a figure; of a page without style and script."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"figure.{suffix}"
-        bt.draw(drawn, path, **options)
-        found = path.read_bytes()
+        bt.draw(subject, path, **options)
+        content = path.read_bytes()
     pattern = rb'<script id="bnet-\w+" type="[^"]*">.*?</script>'
-    return b"".join(re.findall(pattern, found, re.DOTALL)) if suffix == "html" else found
+    return b"".join(re.findall(pattern, content, re.DOTALL)) if suffix == "html" else content
 
 
 def save_and_load(net: bt.BNet) -> object:
@@ -306,20 +306,20 @@ WINDOW = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 
 QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "values": (
-        "each(x.nodes, x.s.__getitem__)",
-        "each(x.roles, x.s.__getitem__)",
-        "each([*x.functions, *x.random][-6:], x.done.__getitem__)",
-        "each([*x.functions, *x.random][-3:], x.shifted.__getitem__)",
-        "each(x.functions[-3:], x.observed.__getitem__)",
-        "each(x.random, x.s.tpm)",
-        "each(x.readouts, x.done.tpm)",
-        "each(x.random, x.s.labels)",
+        "map_names(x.nodes, x.s.__getitem__)",
+        "map_names(x.roles, x.s.__getitem__)",
+        "map_names([*x.functions, *x.random][-6:], x.done.__getitem__)",
+        "map_names([*x.functions, *x.random][-3:], x.shifted.__getitem__)",
+        "map_names(x.functions[-3:], x.observed.__getitem__)",
+        "map_names(x.random, x.s.tpm)",
+        "map_names(x.readouts, x.done.tpm)",
+        "map_names(x.random, x.s.labels)",
     ),
     "compiled": ("run_module(x)",),
     "posteriors": (
-        "each(x.random, x.s.posterior)",
-        "each(x.random, x.observed.posterior)",
-        "each(map(x.get_group, x.discrete), lambda group: x.observed.posteriors(group).probabilities)",
+        "map_names(x.random, x.s.posterior)",
+        "map_names(x.random, x.observed.posterior)",
+        "map_names(map(x.get_group, x.discrete), lambda group: x.observed.posteriors(group).probabilities)",
         "x.done.posterior(x.discrete[0])",
         "x.observed.posterior(x.discrete[:3])",
         "x.observed.posterior(x.discrete[-2:])",
@@ -340,16 +340,16 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "x.net.sample(3, words=2, start='the', seed=1).states",
     ),
     "algorithms": (
-        "each(SINGLE, lambda name: x.s.explain(name, x.last).algorithm)",
-        "each(SINGLE, lambda name: x.observed.explain(name, x.last).algorithm)",
-        "each(SINGLE, lambda name: x.done.explain(name, x.last).algorithm)",
-        "each(WHOLE, lambda name: x.s.explain(name).algorithm)",
-        "each(WHOLE, lambda name: x.observed.explain(name).algorithm)",
+        "map_names(SINGLE, lambda name: x.s.explain(name, x.last).algorithm)",
+        "map_names(SINGLE, lambda name: x.observed.explain(name, x.last).algorithm)",
+        "map_names(SINGLE, lambda name: x.done.explain(name, x.last).algorithm)",
+        "map_names(QUERIES, lambda name: x.s.explain(name).algorithm)",
+        "map_names(QUERIES, lambda name: x.observed.explain(name).algorithm)",
         "x.observed.explain('posteriors', x.get_group(x.last)).algorithm",
         "x.observed.explain('marginal_map', [x.last]).algorithm",
         "x.observed.explain('counterfactual', x.last, {}).algorithm",
         "bt.explain('fit', x.net, x.data).algorithm",
-        "each(['arrows', 'edges', *x.roles[-1:]], lambda at: bt.explain('sweep', **x.pair, at=at).algorithm)",
+        "map_names(['arrows', 'edges', *x.roles[-1:]], lambda at: bt.explain('sweep', **x.pair, at=at).algorithm)",
     ),
     "attention": (
         "x.s.attention()",
@@ -371,7 +371,7 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "list(x.s.graph(limit=None).edges)",
         "repr(list(x.nodes.values()))",
         "[weight or 0.0 for *_, weight in x.s.graph(attention=True, limit=None).edges(data='weight')]",
-        "each(x.nodes, lambda name: len(x.s.blanket(name)))",
+        "map_names(x.nodes, lambda name: len(x.s.blanket(name)))",
         "x.s.ancestors(x.ends[1])",
         "str(x.s.active_trail(*x.ends))",
         "x.s.minimal_separator(*x.ends)",
@@ -380,7 +380,7 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "get_fields(x.s.separated(*x.ends, x.middle, deterministic=True), 'x y given')",
         "x.s.shrink(lambda name: name[0]).boxes",
         "x.net.cost(3 if x.case.text else None)",
-        "each(['word', 'row', 'column', 'einstein'], lambda form: x.net.equations(form).latex)",
+        "map_names(['word', 'row', 'column', 'einstein'], lambda form: x.net.equations(form).latex)",
         "x.net.edges()",
     ),
     "sweeps": (
@@ -478,13 +478,13 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "x.net.iterate(WINDOW[:, :2], 3)",
     ),
     "figures": (
-        "each(['nodes', 'words', 'folded'], lambda detail: draw(x.s, 'svg', detail=detail))",
+        "map_names(['nodes', 'words', 'folded'], lambda detail: draw(x.s, 'svg', detail=detail))",
         "draw(x.s, 'svg', theme='dark', highlight=[x.middle])",
         "draw(x.s, 'svg', width='column')",
         "draw(x.s, 'svg', weights=False, slices=0, legend=False)",
         "draw(x.s, 'svg', detail='words', min_weight=0.3)",
-        "each(['tex', 'dot', 'json', 'bif', 'html'], lambda suffix: draw(x.observed, suffix))",
-        "each(['svg', 'tex', 'dot', 'json'], lambda suffix: draw(x.net, suffix))",
+        "map_names(['tex', 'dot', 'json', 'bif', 'html'], lambda suffix: draw(x.observed, suffix))",
+        "map_names(['svg', 'tex', 'dot', 'json'], lambda suffix: draw(x.net, suffix))",
         "draw(x.s.tan_tree(), 'svg')",
         "draw(x.s.tan('roles'), 'svg')",
         "draw(x.s.reads(), 'svg')",
@@ -493,7 +493,7 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
     "plots": ("plot(x)",),
 }
 SINGLE = ("value", "tpm", "posterior", "top")
-WHOLE = ("attention", "most_probable", "log_prob", "sample", "reads")
+QUERIES = ("attention", "most_probable", "log_prob", "sample", "reads")
 SAMPLED = ("chapter, two slices", "one word", "sprinkler", "sites", "hidden Markov")  # the others take long
 TOLERANCES = {
     "fits": 1e-6,
@@ -512,7 +512,7 @@ def list_subjects(question: str) -> dict[str, Any]:
     return {case.name: Subject(case) for case in CASES if question != "samplers" or case.name in SAMPLED}
 
 
-def ask(question: str, subject: Any) -> Record:
+def answer_question(question: str, subject: Any) -> Record:
     """The answers to a question about a subject."""
     record: Record = {}
     names = {**globals(), "x": subject}
@@ -640,7 +640,7 @@ def main() -> int:
     for question in options.only:
         start = time.perf_counter()
         subjects = {name: x for name, x in list_subjects(question).items() if name in (options.case or [name])}
-        records = {name: ask(question, subject) for name, subject in subjects.items()}
+        records = {name: answer_question(question, subject) for name, subject in subjects.items()}
         if options.write:
             write(question, records)
         else:
