@@ -20,14 +20,15 @@ from torch.nn import functional
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.fused import (
-    FUSED_TPMS,
     AttentionInputs,
     WordPick,
+    apply_map,
     apply_maps,
+    attend,
     attend_with_weights,
     build_attention_inputs,
-    compute_fused,
     expand_table,
+    is_full_or_causal,
     is_scaled_dot_product,
     is_softmax_dot_product,
 )
@@ -40,13 +41,12 @@ from bnet_transformer.compiler.gather import (
     get_known_value,
     get_missing_mask,
     get_present_mask,
-    pad_dims,
     pick_entry,
 )
 from bnet_transformer.compiler.plan import ExecutionPlan, Fold
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
-from bnet_transformer.tpm import Affine, Attention, EvalContext, Recur, Select
+from bnet_transformer.tpm import Affine, Attention, Cayley, EvalContext, Linear, Recur, Select
 from bnet_transformer.tpm.base import broadcast_shapes
 from bnet_transformer.tpm.deterministic import ACTIVATIONS
 
@@ -93,7 +93,7 @@ def _apply_patch(state: ExecutionState, index: int) -> Tensor:
     """The value of a group of which some nodes are set."""
     (patch, mask), spec, value = state.patched[index], state.network.specs[index], state.values[index]
     if spec.tpm.kind == "discrete" and not patch.is_floating_point():
-        patch = pad_dims(state, spec, spec.tpm.emit(build_context(state, spec), patch))
+        patch = state.layout.pad_dims(spec.tpm.emit(build_context(state, spec), patch), len(spec.shape))
     event_dim = patch.dim() - state.layout.rank
     return torch.where(mask.reshape(*mask.shape, *[1] * event_dim).to(value.device), patch.to(value.device), value)
 
@@ -103,7 +103,7 @@ def _apply_attention_rows(state: ExecutionState, index: int) -> Tensor:
     (weights, mask), spec = state.attention_rows[index], state.network.specs[index]
     assert isinstance(spec.tpm, Attention)
     _, parents = gather_parents(state, spec)
-    mix = pad_dims(state, spec, spec.tpm.mix(weights.to(parents[0].device), *parents))
+    mix = state.layout.pad_dims(spec.tpm.mix(weights.to(parents[0].device), *parents), len(spec.shape))
     return torch.where(mask[..., None].to(mix.device), mix, state.values[index])
 
 
@@ -122,9 +122,8 @@ def compute_value(state: ExecutionState, index: int) -> Tensor:
 def _compute_unpicked(state: ExecutionState, spec: NodeSpec, picks: Mapping[str, WordPick] | None = None) -> Tensor:
     """The value of a group from the values of its parents; its `P(j | i)` is stored if it is recorded."""
     context, parents = gather_parents(state, spec)
-    if spec.group.index in state.attention_weights:
-        return pad_dims(state, spec, _compute_with_attention(state, spec, context, parents, picks))
-    return pad_dims(state, spec, evaluate_tpm(state, spec, context, parents, picks))
+    compute = _compute_with_attention if spec.group.index in state.attention_weights else evaluate_tpm
+    return state.layout.pad_dims(compute(state, spec, context, parents, picks), len(spec.shape))
 
 
 # Where word i picks the entry c_i of collections of words (the head of its keys and values), a gather of the entries
@@ -217,7 +216,7 @@ def _compute_with_attention(
     """The value of a group; its `P(j | i)` is stored in `state.attention_weights`. Fused attention computes both."""
     tpm = spec.tpm
     if isinstance(tpm, Attention) and is_scaled_dot_product(spec, parents):
-        weights, mix = attend_with_weights(_prepare_attention_inputs(state, spec, context, parents, picks))
+        weights, mix = attend_with_weights(build_attention_inputs(state, spec, context, parents, picks))
         value = mix + parents[-1] if tpm.residual else mix
     else:
         attention = tpm.attention_weights(context, *parents)
@@ -240,12 +239,21 @@ def evaluate_tpm(
 
     `picks` are the entries that each word picks from collections of which the parents contain all entries.
     """
-    if type(spec.tpm) in FUSED_TPMS:
-        is_full, is_causal = _is_full_or_causal(state, spec)
-        value = compute_fused(spec, context, parents, is_full=is_full, is_causal=is_causal, picks=picks)
-        if value is not None:
-            return value
-    value = spec.tpm.value(context, *parents)
+    tpm = spec.tpm
+    if isinstance(tpm, Linear | Affine) and tpm.dim is None:
+        return apply_map(parents[0], parents[1], context["bias"] if isinstance(tpm, Affine) else None)
+    if isinstance(tpm, Attention) and is_scaled_dot_product(spec, parents):
+        mix = attend(build_attention_inputs(state, spec, context, parents, picks))
+        return mix + parents[-1] if tpm.residual else mix
+    if (
+        isinstance(tpm, Cayley)
+        and all(x.shape[-3] == 1 for x in parents)
+        and context.word is context.read_indices["z."]
+    ):
+        # All words depend on the same words (those that are not masked), so one Cayley transform suffices.
+        mask = None if is_full_or_causal(state, spec)[0] else context.mask["z."].any(-2, keepdim=True)
+        return tpm.mix(context.read_indices["z."], mask, *parents).squeeze(-3)
+    value = tpm.value(context, *parents)
     if not isinstance(value, Tensor) or value.shape[max(0, value.dim() - len(spec.shape)) :] != spec.shape:
         actual = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         subject = f"{spec.group.name} ({type(spec.tpm).__name__})"
@@ -261,7 +269,7 @@ def compute_fused_maps(state: ExecutionState, indices: tuple[int, ...]) -> dict[
         context["bias"] if isinstance(m.tpm, Affine) else None for m, (context, _) in zip(specs, gathered, strict=True)
     ]
     values = apply_maps([parents[0] for _, parents in gathered], gathered[0][1][1], biases)
-    return {m.group.index: pad_dims(state, m, value) for m, value in zip(specs, values, strict=True)}
+    return {m.group.index: state.layout.pad_dims(value, len(m.shape)) for m, value in zip(specs, values, strict=True)}
 
 
 def compute_folded_attention(state: ExecutionState, fold: Fold) -> Tensor:
@@ -270,7 +278,7 @@ def compute_folded_attention(state: ExecutionState, fold: Fold) -> Tensor:
     mix = evaluate_tpm(state, fold.spec, context, parents)
     if fold.W_v is not None:
         (mix,) = apply_maps([state.values[fold.W_v.index]], mix, [None])
-    return pad_dims(state, fold.spec, mix if residual is None else mix + residual)
+    return state.layout.pad_dims(mix if residual is None else mix + residual, len(fold.spec.shape))
 
 
 def _gather_folded(state: ExecutionState, fold: Fold) -> tuple[EvalContext, list[Tensor], Tensor | None]:
@@ -289,35 +297,10 @@ def gather_attention_inputs(
     if fold is not None:
         context, parents, residual = _gather_folded(state, fold)
         W_v = None if fold.W_v is None else state.values[fold.W_v.index]
-        return _prepare_attention_inputs(state, fold.spec, context, parents), W_v, residual
+        return build_attention_inputs(state, fold.spec, context, parents), W_v, residual
     context, parents = gather_parents(state, spec)
     assert isinstance(spec.tpm, Attention)
-    return _prepare_attention_inputs(state, spec, context, parents), None, parents[-1] if spec.tpm.residual else None
-
-
-def _prepare_attention_inputs(
-    state: ExecutionState,
-    spec: NodeSpec,
-    context: EvalContext,
-    parents: list[Tensor],
-    picks: Mapping[str, WordPick] | None = None,
-) -> AttentionInputs:
-    """The inputs of a softmax attention, from its parents."""
-    assert isinstance(spec.tpm, Attention)
-    is_full, is_causal = _is_full_or_causal(state, spec)
-    return build_attention_inputs(spec.tpm, context, parents, is_full=is_full, is_causal=is_causal, picks=picks)
-
-
-def _is_full_or_causal(state: ExecutionState, spec: NodeSpec) -> tuple[bool, bool]:
-    """Whether, without padding, every word depends on every word, or on the words up to itself (no mask is needed)."""
-    if state.present:
-        return False, False
-    kinds = set()
-    for parent in (parent for parent in spec.parents if WORD in parent.over):
-        num_words = state.word_counts[state.network.specs[parent.index].group.word_stack or ""]
-        covers_all = parent.reach.kind == "recent" and num_words <= parent.reach.width + 1
-        kinds.add("causal" if covers_all else parent.reach.kind)
-    return kinds == {"every"}, kinds == {"causal"}
+    return build_attention_inputs(state, spec, context, parents), None, parents[-1] if spec.tpm.residual else None
 
 
 WordReader = Callable[[int], Tensor]
@@ -404,12 +387,12 @@ class Scan:
 
     def build_step(self, spec: NodeSpec) -> WordStep:
         """The step of one group, by its TPM."""
-        index, tpm, event_dim = spec.group.index, spec.tpm, len(spec.shape)
+        index, tpm, event_dim, pad = spec.group.index, spec.tpm, len(spec.shape), self.state.layout.pad_dims
         if not all(map(self.is_single, spec.parents)):
 
             def step(word: int) -> None:  # several words, or entries that a selector picks
                 word_context, parents = self.gather_word(spec, word)
-                self.append_value(index, word, pad_dims(self.state, spec, tpm.value(word_context, *parents)))
+                self.append_value(index, word, pad(tpm.value(word_context, *parents), event_dim))
 
             return step
         reads = [self.make_reader(parent) for parent in spec.parents]
@@ -420,7 +403,6 @@ class Scan:
             replace(context, word=position, rotary={}, missing={k: masks[step] for k, masks in missing.items()})
             for step, position in enumerate(self.positions)
         ]
-        pad = self.state.layout.pad_dims
         return lambda word: self.append_value(
             index, word, pad(tpm.value(contexts[word], *(read(word) for read in reads)), event_dim)
         )

@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from bnet_transformer._core.naming import WORD
+from bnet_transformer.compiler.gather import ExecutionState
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
-from bnet_transformer.tpm import Affine, Attention, Bias, Cayley, Dot, EvalContext, Linear
+from bnet_transformer.tpm import Attention, Bias, Dot, EvalContext
 from bnet_transformer.tpm.base import broadcast_shapes
 from bnet_transformer.tpm.deterministic import apply_linear
 
@@ -89,7 +90,6 @@ class AffineFunction:
 
 # Up to this number of pairs of words, explicit products are faster than torch's attention (2 cores, with backward).
 MAX_EXPLICIT_PAIRS = 16 * 16
-FUSED_TPMS = (Linear, Affine, Attention, Cayley)  # final classes for which `compute_fused` has operations
 
 
 @dataclass(frozen=True)
@@ -122,37 +122,6 @@ class WordPick:
         return by_entry.expand(*shape, -1, -1).gather(-2, idx).squeeze(-2)
 
 
-def compute_fused(
-    spec: NodeSpec,
-    context: EvalContext,
-    parents: Sequence[Tensor],
-    *,
-    is_full: bool,
-    is_causal: bool,
-    picks: Mapping[str, WordPick] | None = None,
-) -> Tensor | None:
-    """The value of a node by a fused operation; None if there is none.
-
-    No mask is needed if `is_full` (every word depends on every word) or `is_causal` (on the words up to itself).
-    """
-    tpm = spec.tpm
-    if isinstance(tpm, Linear | Affine):
-        bias = context["bias"] if isinstance(tpm, Affine) else None
-        return _apply_map(parents[0], parents[1], bias) if tpm.dim is None else None
-    if isinstance(tpm, Attention) and is_scaled_dot_product(spec, parents):
-        mix = attend(build_attention_inputs(tpm, context, parents, is_full=is_full, is_causal=is_causal, picks=picks))
-        return mix + parents[-1] if tpm.residual else mix
-    if (
-        isinstance(tpm, Cayley)
-        and all(x.shape[-3] == 1 for x in parents)
-        and context.word is context.read_indices["z."]
-    ):
-        # All words depend on the same words (those that are not masked), so one Cayley transform suffices.
-        mask = None if is_full else context.mask["z."].any(-2, keepdim=True)
-        return tpm.mix(context.read_indices["z."], mask, *parents).squeeze(-3)
-    return None
-
-
 def expand_table(table: Tensor, dims: Sequence[int], rank: int) -> Tensor:
     """`table[d1, d2, *shape]` for all states of its parents, each along its dim of the layout: a view, not a gather."""
     order = sorted(range(len(dims)), key=dims.__getitem__)
@@ -168,24 +137,30 @@ def apply_maps(weights: Sequence[Tensor], x: Tensor, biases: Sequence[Tensor | N
     `[W_1; W_2] x = [W_1 x; W_2 x]`: the rows of all W, heads and states are stacked.
     """
     pairs = list(zip(weights, biases, strict=True))
+    is_shared = all([_can_share_input(W, x, b) for W, b in pairs])  # noqa: C419
     if len(pairs) == 1:
-        return [_apply_map(W, x, b) for W, b in pairs]
-    if all([_can_share_input(W, x) and not _has_extra_dims(b, W) for W, b in pairs]):  # noqa: C419
-        if not _is_concat_cheaper(weights, x):
-            return [_apply_map(W, x, b) for W, b in pairs]
+        is_separate = True
+    elif is_shared:
+        # Concatenation writes and reads the weights once more. Separate products read x once more for each further
+        # weight. On a GPU the number of calls is more important.
+        num_weights = sum([W.numel() for W in weights])
+        is_separate = x.device.type == "cpu" and (len(weights) - 1) * x.numel() <= 2 * num_weights
+    else:
+        is_separate = len({W.shape[:-2] for W in weights}) > 1
+    if is_separate:
+        return [apply_map(W, x, b) for W, b in pairs]
+    if is_shared:
         flat = [W.reshape(-1, W.shape[-1]) for W in weights]
         bias = [b.expand(W.shape[:-1]).reshape(-1) for W, b in pairs if b is not None]
         y = functional.linear(x, torch.cat(flat), torch.cat(bias) if bias else None)
         return [_unflatten_rows(part, W) for part, W in zip(y.split([len(W) for W in flat], -1), weights, strict=True)]
-    if len({W.shape[:-2] for W in weights}) > 1:
-        return [_apply_map(W, x, b) for W, b in pairs]
     parts = _batched_matmul(torch.cat(list(weights), -2), x).split([W.shape[-2] for W in weights], -1)
     return [part if b is None else part + b for part, b in zip(parts, biases, strict=True)]
 
 
-def _apply_map(W: Tensor, x: Tensor, b: Tensor | None) -> Tensor:
+def apply_map(W: Tensor, x: Tensor, b: Tensor | None) -> Tensor:
     """`W x (+ b)` for one W."""
-    if _can_share_input(W, x) and not _has_extra_dims(b, W):
+    if _can_share_input(W, x, b):
         bias = None if b is None else b.expand(W.shape[:-1]).reshape(-1)
         return _unflatten_rows(functional.linear(x, W.reshape(-1, W.shape[-1]), bias), W)
     y = _batched_matmul(W, x)
@@ -206,24 +181,12 @@ def _batched_matmul(W: Tensor, x: Tensor) -> Tensor:
     return y.reshape(*x.shape[:-1], -1).permute(*(order.index(d) for d in range(rank)), rank)
 
 
-def _is_concat_cheaper(weights: Sequence[Tensor], x: Tensor) -> bool:
-    """True if one product with all weights concatenated moves fewer numbers than one product for each.
-
-    Concatenation writes and reads the weights once more. Separate products read x once more for each further weight. On
-    a GPU the number of calls is more important.
-    """
-    return x.device.type != "cpu" or (len(weights) - 1) * x.numel() > 2 * sum([W.numel() for W in weights])
-
-
-def _can_share_input(W: Tensor, x: Tensor) -> bool:
-    """True if x has size 1 along every leading dim of W that is larger than 1."""
+def _can_share_input(W: Tensor, x: Tensor, b: Tensor | None) -> bool:
+    """True if x has size 1 along every leading dim of W that is larger than 1, and the bias varies along no other."""
     W_sizes, x_sizes = W.shape[:-2], x.shape[:-1]
-    return len(W_sizes) == len(x_sizes) and all([m == 1 or n == 1 for m, n in zip(W_sizes, x_sizes)])  # noqa: B905, C419
-
-
-def _has_extra_dims(b: Tensor | None, W: Tensor) -> bool:
-    """True if a bias varies along a dim in which its W does not."""
-    return b is not None and any(n > m for n, m in zip(b.shape[-2::-1], W.shape[-3::-1], strict=False))
+    if len(W_sizes) != len(x_sizes) or not all([m == 1 or n == 1 for m, n in zip(W_sizes, x_sizes)]):  # noqa: B905, C419
+        return False
+    return b is None or all(n <= m for n, m in zip(b.shape[-2::-1], W.shape[-3::-1], strict=False))
 
 
 def _unflatten_rows(y: Tensor, W: Tensor) -> Tensor:
@@ -274,15 +237,18 @@ class AttentionInputs:
 
 
 def build_attention_inputs(
-    tpm: Attention,
+    state: ExecutionState,
+    spec: NodeSpec,
     context: EvalContext,
     parents: Sequence[Tensor],
-    *,
-    is_full: bool,
-    is_causal: bool,
     picks: Mapping[str, WordPick] | None = None,
 ) -> AttentionInputs:
-    """The inputs of an attention, from its parents: q and k after rotation, and the bias of the scores."""
+    """The inputs of an attention, from its parents: q and k after rotation, and the bias of the scores.
+
+    `picks` are the entries that each word picks from collections of which the parents contain all entries.
+    """
+    tpm, (is_full, is_causal) = spec.tpm, is_full_or_causal(state, spec)
+    assert isinstance(tpm, Attention)
     assert isinstance(tpm.score, Dot)
     q, v = tpm.score.rotate(parents[0], context.word, context.rotary), parents[2].squeeze(-3)
     k = tpm.score.rotate(parents[1].squeeze(-3), context.read_indices["k."], context.rotary)
@@ -293,7 +259,9 @@ def build_attention_inputs(
     # A parent that is the same for all words has one; the pairs of words in the bias and the mask are different.
     pairs = [pair.shape[-2:] for pair in (bias, mask) if pair is not None]
     n, m = broadcast_shapes((q.shape[-2], k.shape[-2]), (1, v.shape[-2]), *pairs)
-    q, k, v = _expand_words(q, n), _expand_words(k, m), _expand_words(v, m)
+    q, k, v = (
+        x if x.shape[-2] == count else x.expand(*x.shape[:-2], count, -1) for x, count in ((q, n), (k, m), (v, m))
+    )
     # Where word i picks head c_i, its score is a product with the keys of all heads side by side, and zeros:
     # q_i . k_j^(c_i) = [0 .. q_i .. 0] . [k_j^1 .. k_j^K], and its mix is the part c_i of sum_j P_ij [v_j^1 .. v_j^K].
     # That is the work of K heads without a softmax for each of them, and no keys or values are copied for each word.
@@ -305,9 +273,16 @@ def build_attention_inputs(
     return AttentionInputs(q, k, v, mask, is_causal, scale, bias, v_pick)
 
 
-def _expand_words(x: Tensor, count: int) -> Tensor:
-    """Vectors `[..., word, feature]` with a number of words."""
-    return x if x.shape[-2] == count else x.expand(*x.shape[:-2], count, -1)
+def is_full_or_causal(state: ExecutionState, spec: NodeSpec) -> tuple[bool, bool]:
+    """Whether, without padding, every word depends on every word, or on the words up to itself (no mask is needed)."""
+    if state.present:
+        return False, False
+    kinds = set()
+    for parent in (parent for parent in spec.parents if WORD in parent.over):
+        num_words = state.word_counts[state.network.specs[parent.index].group.word_stack or ""]
+        covers_all = parent.reach.kind == "recent" and num_words <= parent.reach.width + 1
+        kinds.add("causal" if covers_all else parent.reach.kind)
+    return kinds == {"every"}, kinds == {"causal"}
 
 
 def _compute_bias(bias: Bias, context: EvalContext, b: Tensor) -> Tensor:

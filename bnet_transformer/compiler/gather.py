@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import set_frozen
 from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.data.batch import Batch
@@ -25,7 +24,7 @@ from bnet_transformer.tpm.base import broadcast_shapes
 NodePatches = Mapping[int, tuple[Tensor, Tensor]]  # by group: values, and a mask of the nodes that have them
 
 
-@dataclass(frozen=True)
+@dataclass
 class TensorLayout:
     """The leading dims of all values of a run: enumerated groups, batch, plates, word.
 
@@ -43,8 +42,9 @@ class TensorLayout:
     rank: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        batch = len(self.enumerated) + len(self.neighbours)
-        set_frozen(self, batch_dim=batch, word_dim=batch + 1 + len(self.plates), rank=batch + 2 + len(self.plates))
+        self.batch_dim = len(self.enumerated) + len(self.neighbours)
+        self.word_dim = self.batch_dim + 1 + len(self.plates)
+        self.rank = self.word_dim + 1
 
     def axis(self, plate: str) -> int:
         """The dim of a plate, or of the word."""
@@ -221,7 +221,9 @@ def get_known_value(state: ExecutionState, index: int) -> Tensor | None:
         return None
     value = state.known[index] if index in state.known else enumerate_states(state, index)
     discrete = spec.tpm.kind == "discrete" and not value.is_floating_point()
-    return pad_dims(state, spec, spec.tpm.emit(build_context(state, spec), value)) if discrete else value
+    if not discrete:
+        return value
+    return state.layout.pad_dims(spec.tpm.emit(build_context(state, spec), value), len(spec.shape))
 
 
 def pad_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
@@ -422,22 +424,15 @@ def _get_indices_and_mask(
     m = state.word_counts[stack]
     key = parent.reach, stack, spec.group.word_stack, word
     if key not in state.mask_cache:
-        state.mask_cache[key] = _build_mask(state, spec, parent, stack, word)
+        n = 1 if spec.group.word_stack is None else state.word_counts[spec.group.word_stack]
+        mask = _build_reach_mask(state, parent, n, m)
+        mask = mask if word is None else mask[word : word + 1]
+        if stack in state.present:
+            present = state.present[stack]
+            mask = mask & present.reshape(present.shape[0], *[1] * len(state.layout.plates), 1, m)
+            mask = mask | _find_fully_masked_padding(state, spec, mask, word)
+        state.mask_cache[key] = mask
     return state.arange(m), state.mask_cache[key]
-
-
-def _build_mask(state: ExecutionState, spec: NodeSpec, parent: ParentSpec, stack: str, word: int | None) -> Tensor:
-    """The mask `[..., word, word read]` of the words of a stack that each word of a group reads, without padding."""
-    m = state.word_counts[stack]
-    n = 1 if spec.group.word_stack is None else state.word_counts[spec.group.word_stack]
-    mask = _build_reach_mask(state, parent, n, m)
-    mask = mask if word is None else mask[word : word + 1]
-    if stack in state.present:
-        present = state.present[stack]
-        shape = (present.shape[0], *[1] * len(state.layout.plates), 1, m)
-        mask = mask & present.reshape(shape)
-        mask = mask | _find_fully_masked_padding(state, spec, mask, word)
-    return mask
 
 
 def _find_fully_masked_padding(state: ExecutionState, spec: NodeSpec, mask: Tensor, word: int | None) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -225,7 +226,7 @@ class CompiledModule(nn.Module):
         inputs = check_inputs(self.network, x, given, do, next(iter(self.store.values()), None))
         if not torch.compiler.is_compiling():
             counts = inputs.word_counts
-            self.memoize(("words", *counts.items()), lambda: check_word_counts(self.network, counts))
+            self.memoize(("words", *counts.items()), partial(check_word_counts, self.network, counts))
         return inputs
 
     def execute(self, request: ExecutionRequest) -> tuple[ExecutionState, ExecutionPlan]:
@@ -359,7 +360,7 @@ class CompiledModule(nn.Module):
             The plan.
         """
         request = PlanRequest(request.outputs, request.known | self._input_indices, *request[2:])
-        return self.memoize(("plan", *request), lambda: network_to_plan(self.network, request, word_counts))
+        return self.memoize(("plan", *request), partial(network_to_plan, self.network, request, word_counts))
 
     def find_requirements(self, request: PlanRequest, word_counts: Mapping[str, int] | None = None) -> Requirements:
         """The cached requirements of some outputs.
@@ -372,7 +373,7 @@ class CompiledModule(nn.Module):
             The groups to compute, the choices to enumerate, and the error if one pass cannot compute the outputs.
         """
         request = PlanRequest(request.outputs, request.known | self._input_indices, *request[2:])
-        return self.memoize(("needs", *request), lambda: find_requirements(self.network, request, word_counts))
+        return self.memoize(("needs", *request), partial(find_requirements, self.network, request, word_counts))
 
     def compute_output(self, state: ExecutionState, index: int) -> Tensor:
         """The value of a group after a run; for a random group the logits or the mean.

@@ -255,9 +255,9 @@ def network_to_plan(
     components, recurrent = _split_components(network, components, enumerated | set(known))
     # Weights are views of their parameters. Views of all of them, one after another, are created from code that is in
     # the cache of the processor; each product in between would displace it.
-    components = tuple(
-        sorted(components, key=lambda component: not isinstance(network.specs[component[0]].tpm, Weight))
-    )
+    weights = [component for component in components if isinstance(network.specs[component[0]].tpm, Weight)]
+    others = [component for component in components if not isinstance(network.specs[component[0]].tpm, Weight)]
+    components = (*weights, *others)
     retained |= {parent for index in deferred for parent in _get_effective_parents(network, index, folds)}
     single = [component[0] for component in components if len(component) == 1]
     fused_maps = find_fused_maps(network, single, {*known, *folds})
@@ -324,7 +324,8 @@ def find_requirements(
     needed: set[int] = set(request.enumerate_too)
     enumerated: set[int] = set(request.enumerate_too)
     fault: StructureError | None = None
-    stack = [parent for index in outputs for parent in _get_required_parents(network, index, known, is_output=True)]
+    in_edges = network.graph.in_edges
+    stack = [edge.parent for index in outputs if index not in known for edge in in_edges[index]]
     stack += [
         index for index in (*outputs, *request.transient) if not network.specs[index].tpm.is_random or index in known
     ]
@@ -338,8 +339,8 @@ def find_requirements(
             enumerated.add(index)
         elif spec.tpm.kind == "continuous" and index not in known:
             fault = fault or unset_parent_error(spec.group.name)
-        else:
-            stack.extend(_get_required_parents(network, index, known, is_output=False))
+        elif index not in known:
+            stack.extend(edge.parent for edge in in_edges[index])
     word_offsets: dict[int, int] = {}
     for index in sorted(enumerated):
         computed = (needed - enumerated) | set(outputs)
@@ -402,14 +403,6 @@ def _find_released(
     return tuple(
         tuple(i for i, step in last.items() if step == k and i not in retained) for k in range(len(components))
     )
-
-
-def _get_required_parents(network: Network, index: int, known: Collection[int], *, is_output: bool) -> list[int]:
-    """The groups whose values a group requires: none if its value is given or enumerated."""
-    spec = network.specs[index]
-    if index in known or spec.tpm.kind == "input" or (spec.tpm.is_random and not is_output):
-        return []
-    return [edge.parent for edge in network.graph.in_edges[index]]
 
 
 def _cross_word_error(

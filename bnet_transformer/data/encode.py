@@ -6,6 +6,7 @@ import hashlib
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -338,7 +339,7 @@ class EncodedSentence:
     tokenized: dict[str, TokenizedText] = field(default_factory=dict)
     unnamed: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def word_counts(self) -> dict[str, int]:
         """The number of words of each stack."""
         return {stack: len(tokens) for stack, tokens in self.tokens.items()}

@@ -236,7 +236,12 @@ def propagate_uncut_marks(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, 
     dropped = tuple(k for k, plate in enumerate(source.plates) if plate not in target.plates)
     bits = np.bitwise_or.reduce(bits, axis=dropped) if dropped else bits
     bits = bits[..., None, :] if source.word_stack is None else bits
-    bits = _propagate_over_words(ground, edge, bits, up=up)
+    if parent.word_stack is not None and edge.reaches:
+        n = 1 if child.word_stack is None else ground.word_counts[child.word_stack]
+        m = ground.word_counts[parent.word_stack]
+        bits = reduce(np.bitwise_or, [_propagate_by_reach(reach, bits, n, m, up) for reach in edge.reaches])
+    elif up:
+        bits = np.bitwise_or.reduce(bits, axis=-2, keepdims=True)
     shared = [plate for plate in source.plates if plate in target.plates]
     order = [shared.index(plate) for plate in target.plates if plate in shared]
     bits = bits.transpose(*order, len(shared), len(shared) + 1)
@@ -245,18 +250,6 @@ def propagate_uncut_marks(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, 
             bits = np.expand_dims(bits, k)
     bits = bits[..., 0, :] if target.word_stack is None else bits
     return np.broadcast_to(bits, (*ground.shapes[target.index], bits.shape[-1]))
-
-
-def _propagate_over_words(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, *, up: bool) -> Marks:
-    """The marks `[..., word, lanes]` propagated between words by the reaches of an edge."""
-    child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]
-    if parent.word_stack is None or not edge.reaches:
-        return np.bitwise_or.reduce(bits, axis=-2, keepdims=True) if up else bits
-    n = 1 if child.word_stack is None else ground.word_counts[child.word_stack]
-    return reduce(
-        np.bitwise_or,
-        [_propagate_by_reach(reach, bits, n, ground.word_counts[parent.word_stack], up) for reach in edge.reaches],
-    )
 
 
 def _propagate_by_reach(reach: Reach, bits: Marks, n: int, m: int, up: bool) -> Marks:
