@@ -338,7 +338,13 @@ class Scan:
 
     def run(self, released: Collection[int] = ()) -> dict[int, Tensor]:
         """Compute all words in order, and return the values of the groups that are not `released`."""
-        steps = self.build_steps()
+        steps: list[WordStep] = []
+        done = set(self.known_values)
+        for index, spec in self.specs.items():
+            if index not in done:
+                fusable = self.find_fusable_maps(spec)
+                steps.append(self.build_fused_step(fusable) if fusable else self.build_step(spec))
+                done |= {m.group.index for m in fusable}
         for word in range(self.num_words):
             for step in steps:
                 step(word)
@@ -372,18 +378,6 @@ class Scan:
         self.values_by_word[index].append(value)
 
     # the steps of one word, in order
-
-    def build_steps(self) -> list[WordStep]:
-        """The steps of one word; fused maps are one step."""
-        steps: list[WordStep] = []
-        done: set[int] = set()
-        for index, spec in self.specs.items():
-            if index in self.known_values or index in done:
-                continue
-            fusable = self.find_fusable_maps(spec)
-            steps.append(self.build_fused_step(fusable) if fusable else self.build_step(spec))
-            done |= {m.group.index for m in fusable}
-        return steps
 
     def build_step(self, spec: NodeSpec) -> WordStep:
         """The step of one group, by its TPM."""

@@ -231,10 +231,6 @@ class AttentionInputs:
     bias: Tensor | None = None
     v_pick: WordPick | None = None
 
-    def select_features(self, mix: Tensor) -> Tensor:
-        """The mix `[*leading, word, feature]`, of each word only the features of its entry."""
-        return mix if self.v_pick is None else self.v_pick.select_features(mix)
-
 
 def build_attention_inputs(
     state: ExecutionState,
@@ -304,23 +300,29 @@ def attend(inputs: AttentionInputs) -> Tensor:
     """
     n, m = inputs.q.shape[-2], inputs.k.shape[-2]
     if n * m > MAX_EXPLICIT_PAIRS:
-        return inputs.select_features(_scaled_dot_product(inputs))
-    dims = classify_dims(inputs)
-    Q, V = dims.flatten(inputs.q, dims.only_q), dims.flatten(inputs.v, dims.only_v)
-    K = dims.flatten(inputs.k, dims.only_k, is_leading=True)
-    scores = scaled_product(Q, K, inputs.scale).reshape(len(Q), n, -1, m)
-    if inputs.bias is not None:
-        scores = scores + dims.flatten_mask(inputs.bias).unsqueeze(-2)
-    if inputs.mask is not None:
-        scores = scores.masked_fill(~dims.flatten_mask(inputs.mask).unsqueeze(-2), -torch.inf)
-    mix = torch.bmm(scores.softmax(-1).reshape(len(Q), -1, m), V.reshape(len(Q), m, -1))
-    return inputs.select_features(dims.unflatten(mix, n, inputs.v.shape[-1]))
+        mix = _scaled_dot_product(inputs)
+    else:
+        dims = classify_dims(inputs)
+        Q, V = dims.flatten(inputs.q, dims.only_q), dims.flatten(inputs.v, dims.only_v)
+        K = dims.flatten(inputs.k, dims.only_k, is_leading=True)
+        scores = scaled_product(Q, K, inputs.scale).reshape(len(Q), n, -1, m)
+        if inputs.bias is not None:
+            scores = scores + dims.flatten_mask(inputs.bias).unsqueeze(-2)
+        if inputs.mask is not None:
+            scores = scores.masked_fill(~dims.flatten_mask(inputs.mask).unsqueeze(-2), -torch.inf)
+        mix = torch.bmm(scores.softmax(-1).reshape(len(Q), -1, m), V.reshape(len(Q), m, -1))
+        mix = dims.unflatten(mix, n, inputs.v.shape[-1])
+    return mix if inputs.v_pick is None else inputs.v_pick.select_features(mix)
 
 
 def attend_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
     """`P = softmax(scale q k^T)`, `[*leading, word, word read]`, and `P v`, `[*leading, word, feature]`."""
     n, m = inputs.q.shape[-2], inputs.k.shape[-2]
-    added = _build_additive_mask(inputs)
+    added = inputs.bias
+    if inputs.mask is not None:  # minus infinity for words that are not read
+        hidden = torch.zeros(inputs.mask.shape, dtype=inputs.q.dtype, device=inputs.mask.device)
+        hidden = hidden.masked_fill_(~inputs.mask, -torch.inf)
+        added = hidden if added is None else added + hidden
     leading = broadcast_shapes(inputs.q.shape[:-2], inputs.k.shape[:-2], () if added is None else added.shape[:-2])
     grouped = _is_grouped_query(inputs, leading)
     outer, rows = (leading[:-1], leading[-1] * n) if grouped else (leading, n)
@@ -334,16 +336,8 @@ def attend_with_weights(inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         scores.baddbmm_(Q, K.mT, alpha=inputs.scale)
     P = scores.softmax(-1)
     mix = P.reshape(*outer, rows, m) @ v
-    return P.reshape(*leading, n, m), inputs.select_features(mix.reshape(*leading, n, -1) if grouped else mix)
-
-
-def _build_additive_mask(inputs: AttentionInputs) -> Tensor | None:
-    """The bias of the scores, with minus infinity for words that are not read; None without a bias and a mask."""
-    if inputs.mask is None:
-        return inputs.bias
-    hidden = torch.zeros(inputs.mask.shape, dtype=inputs.q.dtype, device=inputs.mask.device)
-    hidden = hidden.masked_fill_(~inputs.mask, -torch.inf)
-    return hidden if inputs.bias is None else inputs.bias + hidden
+    mix = mix.reshape(*leading, n, -1) if grouped else mix
+    return P.reshape(*leading, n, m), mix if inputs.v_pick is None else inputs.v_pick.select_features(mix)
 
 
 def _is_grouped_query(inputs: AttentionInputs, leading: Sequence[int]) -> bool:

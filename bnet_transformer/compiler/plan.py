@@ -349,7 +349,8 @@ def find_requirements(
             fault = fault or _cross_word_error(network, index, reader, computed, enumerated, word_counts)
         elif reader is not None:
             word_offsets[index] = offset
-    fault = fault or _find_patch_error(network, needed & request.patched, enumerated)
+    for index in sorted(needed & request.patched):
+        fault = fault or _find_patch_error(network, index, enumerated)
     return Requirements(frozenset(needed), frozenset(enumerated), fault, word_offsets)
 
 
@@ -363,26 +364,25 @@ def unset_parent_error(name: str) -> StructureError:
     )
 
 
-def _find_patch_error(network: Network, patched: Collection[int], enumerated: Collection[int]) -> StructureError | None:
+def _find_patch_error(network: Network, index: int, enumerated: Collection[int]) -> StructureError | None:
     """The error for a group of which some nodes are set, if a run cannot mix set and computed values.
 
     Set and computed values can be mixed if all words are computed or enumerated at once, and in a scan if the group is
     neither random nor an attention.
     """
-    for index in sorted(patched):
-        spec, recurrent = network.specs[index], index in network.graph.recurrent
-        if (recurrent and isinstance(spec.tpm, Attention)) or (
-            spec.tpm.is_random and (recurrent or index not in enumerated)
-        ):
-            reason = "random" if spec.tpm.is_random else "a recurrent attention"
-            name = spec.group.name
-            return StructureError(
-                f"some nodes of {name} are set and others are not, which one pass cannot mix: {name} is {reason}",
-                node=name,
-                hint=f"Set all nodes of {name}, or use net.sentence(...)",
-                remedy=f"set all nodes of {name}",
-            )
-    return None
+    spec, recurrent = network.specs[index], index in network.graph.recurrent
+    if not (
+        (recurrent and isinstance(spec.tpm, Attention))
+        or (spec.tpm.is_random and (recurrent or index not in enumerated))
+    ):
+        return None
+    name, reason = spec.group.name, "random" if spec.tpm.is_random else "a recurrent attention"
+    return StructureError(
+        f"some nodes of {name} are set and others are not, which one pass cannot mix: {name} is {reason}",
+        node=name,
+        hint=f"Set all nodes of {name}, or use net.sentence(...)",
+        remedy=f"set all nodes of {name}",
+    )
 
 
 def _get_effective_parents(network: Network, index: int, folds: Mapping[int, Fold]) -> set[int]:

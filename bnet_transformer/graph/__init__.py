@@ -4,19 +4,20 @@
 sentence; its nodes are integers, and arrows are computed on demand. `traversal` propagates marks along edges
 (ancestors, Markov blanket, topological order). `d_separation` answers separation queries by the Bayes ball, 64 at once,
 on a thinned ground graph. `queries` contains the structure queries of `BNet` and `Sentence`, which take names and
-patterns. `quotient` contracts groups of nodes.
+patterns, and the quotient graph, in which groups of nodes are contracted.
 """
 
 from bnet_transformer.graph.ground_graph import GroundGraph as GroundGraph, NodeSelection as NodeSelection
 from bnet_transformer.graph.queries import (
     NodeFamily as NodeFamily,
+    Quotient as Quotient,
     Separation as Separation,
     StructureQueries as StructureQueries,
     Trail as Trail,
     count_from_start as count_from_start,
     find_family as find_family,
+    shrink as shrink,
 )
-from bnet_transformer.graph.quotient import Quotient as Quotient, shrink as shrink
 from bnet_transformer.graph.template_graph import (
     EdgeTemplate as EdgeTemplate,
     NodeGroup as NodeGroup,

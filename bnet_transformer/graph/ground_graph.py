@@ -317,7 +317,11 @@ class GroundGraph:
         indices = {}
         for axis, size in zip(self.axes(group), self.shapes[group.index], strict=True):
             selected = selection.words.get(group.word_stack or "") if axis == WORD else selection.plates.get(axis)
-            indices[axis] = np.arange(size) if selected is None else _check_indices(axis, selected, size)
+            index = np.arange(size) if selected is None else np.unique(np.asarray(selected, dtype=np.int64))
+            if len(index) and not 0 <= index[0] <= index[-1] < size:
+                expected = f"indices from 0 to {size - 1}"
+                raise BNetError(f"selection of {axis}", expected=expected, actual=index.tolist())
+            indices[axis] = index
         return indices
 
     def select_nodes(self, group: NodeGroup, selection: NodeSelection = ALL_NODES) -> Ids:
@@ -569,14 +573,6 @@ class GroundGraph:
         return children
 
 
-def _check_indices(axis: str, indices: IndexSequence, size: int) -> Indices:
-    """The selected indices of an axis, sorted and unique; raises an error if they are out of range."""
-    index = np.unique(np.asarray(indices, dtype=np.int64))
-    if len(index) and not 0 <= index[0] <= index[-1] < size:
-        raise BNetError(f"selection of {axis}", expected=f"indices from 0 to {size - 1}", actual=index.tolist())
-    return index
-
-
 def compute_strides(shape: Sequence[int]) -> list[int]:
     """The strides of a row-major shape, in nodes."""
     return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
@@ -634,10 +630,10 @@ class ThinnedGraph:
             thinned.append(numbers)
         return thinned
 
-    def to_full(self, node: int, query: int = 0) -> int:
-        """The id in the full graph of a node of the smaller graph."""
+    def to_full(self, node: int) -> int:
+        """The id in the full graph of a node of the smaller graph of the first query."""
         group, index = self.ground.unravel_index(node)
-        retained = self.retained[query]
+        retained = self.retained[0]
         return self.full.ravel_index(group, [retained[axis][i] for axis, i in zip(_axes(group), index, strict=True)])
 
     def apply_surgery(self) -> GroundGraph:

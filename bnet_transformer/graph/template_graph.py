@@ -130,12 +130,18 @@ class TemplateGraph:
     @cached_property
     def in_edges(self) -> tuple[tuple[EdgeTemplate, ...], ...]:
         """The incoming edges of each group."""
-        return _collect_edges(len(self.groups), ((edge.child, edge) for edge in self.edges))
+        edges: list[list[EdgeTemplate]] = [[] for _ in self.groups]
+        for edge in self.edges:
+            edges[edge.child].append(edge)
+        return tuple(map(tuple, edges))
 
     @cached_property
     def out_edges(self) -> tuple[tuple[EdgeTemplate, ...], ...]:
         """The outgoing edges of each group."""
-        return _collect_edges(len(self.groups), ((edge.parent, edge) for edge in self.edges))
+        edges: list[list[EdgeTemplate]] = [[] for _ in self.groups]
+        for edge in self.edges:
+            edges[edge.parent].append(edge)
+        return tuple(map(tuple, edges))
 
     @cached_property
     def word_independent(self) -> frozenset[int]:
@@ -201,7 +207,7 @@ class TemplateGraph:
             The indices of the groups and their ancestors.
         """
         start = set(groups)
-        return start | self.ancestors(start, blocked_groups)
+        return start | self._transitive_closure(start, True, blocked_groups)
 
     def _transitive_closure(self, groups: Iterable[int], up: bool, blocked_groups: Container[int]) -> set[int]:
         """The groups that a path of at least one edge joins to `groups`, upwards or downwards."""
@@ -308,14 +314,6 @@ class TemplateGraph:
             if is_in_slice and is_inside and len(index) <= len(sizes):
                 matches.append((group, (*index, *[None] * (len(sizes) - len(index)))))
         return matches
-
-
-def _collect_edges(count: int, pairs: Iterable[tuple[int, EdgeTemplate]]) -> tuple[tuple[EdgeTemplate, ...], ...]:
-    """The edges of each group, from pairs of a group's index and an edge."""
-    edges: list[list[EdgeTemplate]] = [[] for _ in range(count)]
-    for index, edge in pairs:
-        edges[index].append(edge)
-    return tuple(map(tuple, edges))
 
 
 def unknown_node_error(subject: str, name: object, names: Iterable[str], template: TemplateGraph) -> UnknownNameError:

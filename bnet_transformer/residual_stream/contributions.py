@@ -104,7 +104,9 @@ def compute_score_contributions(
     word, norms = _get_word(spec, index), dict[str, None]()
     with torch.no_grad():
         context, parents = gather_parents(run.execution, spec, word)
-        extra = [run.select_node(spec, index, x, 2)[..., None, :, :] for x in _get_matrices(tpm, parents)]
+        matrices = tpm.attention_parents(tuple(parents))[2:]  # of a bilinear score, and the bias
+        matrices = matrices if tpm.bias is None else matrices[:-1]
+        extra = [run.select_node(spec, index, x, 2)[..., None, :, :] for x in matrices]
         vectors = _decompose_parents(run, spec, index, word, norms)
         (single_writers, single), (read_writers, collected) = vectors[1 - read], vectors[read]
         score = _make_score(tpm, context, spec.parents[read].slot, extra)
@@ -205,12 +207,6 @@ def _check_row(state: SentenceState, name: str, spec: NodeSpec, index: tuple[int
         actual = f"{type(tpm.score).__name__}" if isinstance(tpm, ScoredAttention) else type(tpm).__name__
         hint = "A Score declares it by is_bilinear = True"
         raise UnsupportedError(subject, expected="a score that is linear in query and key", actual=actual, hint=hint)
-
-
-def _get_matrices(tpm: ScoredAttention, parents: list[Tensor]) -> tuple[Tensor, ...]:
-    """The further parents of the score, such as the matrix of a bilinear score."""
-    extra = tpm.attention_parents(tuple(parents))[2:]
-    return extra[:-1] if tpm.bias is not None else extra
 
 
 def _make_score(

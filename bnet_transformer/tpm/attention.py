@@ -369,7 +369,8 @@ class Dot(Score):
         Returns:
             The vectors, `[..., d]`.
         """
-        return x if self.rope is None else self.rope.rotate(x, position, cache)
+        rope = self.rope
+        return x if rope is None else rope.rotate(x, position, cache)
 
 
 @final
