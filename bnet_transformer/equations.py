@@ -234,11 +234,7 @@ def _measure(tokens: Iterator[str], closing: str | None = None) -> float:
             continue
         total += max(scripts.values(), default=0.0)
         scripts = {}
-        total += (
-            _COMMANDS_WITH_ARGUMENTS[token](tokens)
-            if token in _COMMANDS_WITH_ARGUMENTS
-            else _measure_token(token, tokens)
-        )
+        total += _measure_token(token, tokens)
     return total + max(scripts.values(), default=0.0)
 
 
@@ -246,6 +242,17 @@ def _measure_token(token: str, tokens: Iterator[str]) -> float:
     """The width of one token, with its arguments."""
     if token == "{":
         return _measure(tokens, "}")
+    if token == r"\frac":
+        return max(_measure_argument(tokens), _measure_argument(tokens)) + 0.5
+    if token == r"\underbrace":
+        body = _measure_argument(tokens)
+        next(tokens, "")
+        return max(body, 0.62 * _measure_argument(tokens))
+    if token == r"\begin":  # the environment `cases`
+        _measure_argument(tokens)
+        rows = " ".join(takewhile(lambda token: token != r"\end", tokens)).split(r"\\")
+        _measure_argument(tokens)
+        return 3.0 + max(map(estimate_width, rows))
     if token in _RELATIONS:
         return 2.2
     if token in _UPRIGHT:
@@ -258,29 +265,6 @@ def _measure_token(token: str, tokens: Iterator[str]) -> float:
 def _measure_argument(tokens: Iterator[str]) -> float:
     """The width of the next argument."""
     return _measure_token(next(tokens, ""), tokens)
-
-
-def _measure_fraction(tokens: Iterator[str]) -> float:
-    """The width of a fraction."""
-    return max(_measure_argument(tokens), _measure_argument(tokens)) + 0.5
-
-
-def _measure_underbrace(tokens: Iterator[str]) -> float:
-    """The width of an underbrace with its label."""
-    body = _measure_argument(tokens)
-    next(tokens, "")
-    return max(body, 0.62 * _measure_argument(tokens))
-
-
-def _measure_cases(tokens: Iterator[str]) -> float:
-    """The width of an environment `cases`."""
-    _measure_argument(tokens)
-    rows = " ".join(takewhile(lambda token: token != r"\end", tokens)).split(r"\\")
-    _measure_argument(tokens)
-    return 3.0 + max(map(estimate_width, rows))
-
-
-_COMMANDS_WITH_ARGUMENTS = {r"\frac": _measure_fraction, r"\underbrace": _measure_underbrace, r"\begin": _measure_cases}
 
 
 def align_equations(pairs: Sequence[tuple[str, str]], page_width: float = PAGE_WIDTH) -> list[str]:
@@ -335,21 +319,21 @@ class Notation:
     network: Network
 
     @cached_property
-    def _role_letters(self) -> dict[str, Letter]:
-        """The letter of each role; all letters are distinct."""
+    def role_letters(self) -> dict[str, Letter]:
+        """The letter and the subscripts of each role, for one word or a value without words; all are distinct."""
         roles = list(dict.fromkeys(group.role for group in self.network.graph.groups))
         names = {role: _parse_role(role) for role in roles}
         count = Counter(names.values())
         return {role: (format_upright(role), ()) if count[name] > 1 else name for role, name in names.items()}
 
     @cached_property
-    def _capitals(self) -> dict[str, Letter]:
-        """The letter of the matrix of all words, for roles with a lowercase letter."""
-        taken = set(self._role_letters.values())
+    def matrix_letters(self) -> dict[str, Letter]:
+        """The letter and the subscripts of the matrix of all words of each role."""
+        taken = set(self.role_letters.values())
         letters = {base.upper() for base, _ in taken}
         spare = [letter for letter in SPARE_CAPITALS if letter not in letters]
-        capitals = {}
-        for role, (base, sub) in self._role_letters.items():
+        capitals = dict(self.role_letters)
+        for role, (base, sub) in self.role_letters.items():
             if len(base) == 1 and base.islower():
                 capital, clashes = base.upper(), (base.upper(), sub) in taken
                 if clashes and spare:
@@ -358,14 +342,6 @@ class Notation:
                     capital = rf"\mathbf{{{capital}}}"
                 capitals[role] = (capital, sub)
         return capitals
-
-    def role_letter(self, role: str) -> Letter:
-        """The letter and the subscripts of the value of one word, or of a value without words."""
-        return self._role_letters[role]
-
-    def matrix_letter(self, role: str) -> Letter:
-        """The letter and the subscripts of the matrix of all words."""
-        return self._capitals.get(role, self._role_letters[role])
 
     @cached_property
     def plate_indices(self) -> dict[str, str]:
@@ -483,11 +459,11 @@ def _describe_matrices(network: Network, notation: Notation, form: str) -> list[
     vector_roles = [m.group.role for m in network.specs if m.group.word_stack is not None and len(m.shape) == 1]
     if form == "word" or not vector_roles:
         return []
-    letters = {role: (notation.role_letter(role)[0], notation.matrix_letter(role)[0]) for role in vector_roles}
+    letters = {role: (notation.role_letters[role][0], notation.matrix_letters[role][0]) for role in vector_roles}
     renamed = [role for role, (x, X) in letters.items() if len(X) == 1 and X not in (x, x.upper())]
     roles = dict.fromkeys([vector_roles[0], *renamed])
-    vectors = [Symbol(*notation.role_letter(role), word="i") for role in roles]
-    matrices = [Symbol(*notation.matrix_letter(role), word="i", form=form, is_full_matrix=False) for role in roles]
+    vectors = [Symbol(*notation.role_letters[role], word="i") for role in roles]
+    matrices = [Symbol(*notation.matrix_letters[role], word="i", form=form, is_full_matrix=False) for role in roles]
     pairs = list(zip(matrices, vectors, strict=True))
     match form:
         case "row":
@@ -508,7 +484,7 @@ def _describe_first_words(network: Network, notation: Notation) -> list[str]:
     read = {(m.group.role, parent.index) for m in network.specs for parent in m.parents if parent.reach.kind == "rest"}
     pairs = dict.fromkeys((role, network.graph.groups[k].role) for role, k in sorted(read))
     symbols = [
-        (Symbol(*notation.role_letter(child), word="0"), Symbol(*notation.role_letter(parent), word="0"))
+        (Symbol(*notation.role_letters[child], word="0"), Symbol(*notation.role_letters[parent], word="0"))
         for child, parent in pairs
     ]
     return [rf"{child} \text{{ does not read }} {parent}" for child, parent in symbols]
@@ -523,7 +499,7 @@ def _describe_initial_values(network: Network, notation: Notation) -> list[str]:
         if parent.reach.kind in ("before", "after") and not ("initial" in m.parameters and described.states is not None)
     }
     roles = dict.fromkeys((network.graph.groups[k].role, word) for k, word in sorted(read))
-    return [f"{Symbol(*notation.role_letter(role), word=word)} = 0" for role, word in roles]
+    return [f"{Symbol(*notation.role_letters[role], word=word)} = 0" for role, word in roles]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -624,7 +600,7 @@ class SharedEquation:
             is_full_matrix,
             tpm.kind,
             len(shape),
-            (add_scripts(*self.notation.role_letter(group.role)),),
+            (add_scripts(*self.notation.role_letters[group.role]),),
             sup
             if self.representative.param_prefix == group.name
             else (*self.notation.stack_superscript(group.stack), *self._plate_letters(group)),
@@ -666,7 +642,7 @@ class SharedEquation:
     ) -> Symbol:
         """The symbol of the value of a group, with superscripts and subscripts."""
         matrix = capital and form != "word" and group.word_stack is not None
-        base, sub = (self.notation.matrix_letter if matrix else self.notation.role_letter)(group.role)
+        base, sub = (self.notation.matrix_letters if matrix else self.notation.role_letters)[group.role]
         return Symbol(base, sub, sup, word, form, is_full_matrix)
 
     def _plate_letters(self, group: NodeGroup) -> list[str]:

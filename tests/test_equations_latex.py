@@ -201,10 +201,10 @@ def test_two_roles_never_share_a_symbol() -> None:
     nodes = [bt.Node(role, Affine(4), ["x"], plates=WORD) for role in roles]
     network = make_net(*nodes, bt.Node("x", Add(), roles, plates=WORD)).network
     letters = Notation(network)
-    for name in (letters.role_letter, letters.matrix_letter):
-        shown = [name(role) for role in [*roles, "x"]]
+    for by_role in (letters.role_letters, letters.matrix_letters):
+        shown = [by_role[role] for role in [*roles, "x"]]
         assert len(set(shown)) == len(shown)
-    letters_by_role = {role: letters.role_letter(role) for role in ("cross_q", "hidden_state", "i", "w_q")}
+    letters_by_role = {role: letters.role_letters[role] for role in ("cross_q", "hidden_state", "i", "w_q")}
     assert letters_by_role == {
         "cross_q": (r"\mathrm{cross\_q}", ()),
         "hidden_state": (r"\mathrm{hidden\_state}", ()),
@@ -270,7 +270,7 @@ def test_every_form_mentions_every_parent(form: str) -> None:
             parents = group.representative.parents
             indices = {k for parent in parents for k in (parent.index, *(selector for _, selector in parent.pick))}
             for role in {network.graph.groups[k].role for k in indices}:
-                bases = {letters.role_letter(role)[0], letters.matrix_letter(role)[0]}
+                bases = {letters.role_letters[role][0], letters.matrix_letters[role][0]}
                 shown = [rf"(?<![A-Za-z\\]){re.escape(base)}(?![A-Za-z])" for base in bases]
                 for side in (row.left.partition("mid")[2], row.right):
                     assert any(re.search(base, side) for base in shown), (name, form, row, role)

@@ -426,19 +426,26 @@ def _log_bayes_factor(
         samples.append(sample_rho(log_likelihood_ratio(*half, rho), 1, generator)[1])
     update_progress(1)
     rows = torch.stack(samples)
-    by_population = zip(rows.chunk(NUM_POPULATIONS, 1), log_integrals.chunk(NUM_POPULATIONS, 1), strict=True)
-    bridges = torch.stack([bridge_sampling(off.flatten(), free.flatten()) for off, free in by_population])
     # Given the other rho, the integral I of the conditional density over rho_nu, relative to its value at 0, is a Bayes
     # factor. The Bayes factor of the head is the mean of I over the posterior with rho_nu = 0, and also one over the
     # mean of 1 / I over the posterior with free rho_nu. Bridge sampling combines both (Bennett 1976, Efficient
     # estimation of free energy differences). If they do not overlap, the ratio of the SMC evidences is used.
-    low, high = log_mean_exp(rows.flatten()), -log_mean_exp(-log_integrals.flatten())
-    if float(high - low) > MAX_BRIDGE_GAP:
+    estimate, gap = _bridge_by_group(rows, log_integrals, NUM_POPULATIONS, dim=1)
+    if gap > MAX_BRIDGE_GAP:
         error = (evidence - evidence_off).std() / NUM_POPULATIONS**0.5
         return torch.stack([log_mean_exp(evidence) - log_mean_exp(evidence_off), error])
+    return estimate
+
+
+def _bridge_by_group(restricted: Tensor, free: Tensor, count: int, dim: int = 0) -> tuple[Tensor, float]:
+    """Estimate a log Bayes factor and its error, `[2]`, from groups of samples along a dim; and the gap of bounds."""
+    groups = zip(restricted.tensor_split(count, dim), free.tensor_split(count, dim), strict=True)
+    bridges = torch.stack([bridge_sampling(zero.flatten(), any_rho.flatten()) for zero, any_rho in groups])
+    restricted, free = restricted.flatten(), free.flatten()
     # The two estimates are biased in opposite directions.
-    error = torch.hypot(bridges.std() / NUM_POPULATIONS**0.5, (high - low) / 4)
-    return torch.stack([bridge_sampling(rows.flatten(), log_integrals.flatten()), error])
+    gap = -log_mean_exp(-free) - log_mean_exp(restricted)
+    error = torch.hypot(bridges.std() / count**0.5, gap / 4)
+    return torch.stack([bridge_sampling(restricted, free), error]), float(gap)
 
 
 def bridge_sampling(restricted: Tensor, free: Tensor) -> Tensor:
@@ -1026,9 +1033,5 @@ def _estimate_log_bayes(log_integrals: Tensor, head: int) -> Tensor:
     estimates = []
     for by_chain in log_integrals:
         free, restricted = by_chain[:NUM_FREE], by_chain[NUM_FREE + head]
-        by_group = zip(restricted.tensor_split(NUM_GROUPS), free.tensor_split(NUM_GROUPS), strict=True)
-        bridges = torch.stack([bridge_sampling(zero, any_rho.flatten()) for zero, any_rho in by_group])
-        low, high = log_mean_exp(restricted), -log_mean_exp(-free.flatten())
-        error = torch.hypot(bridges.std() / NUM_GROUPS**0.5, (high - low) / 4)
-        estimates.append(torch.stack([bridge_sampling(restricted, free.flatten()), error]))
+        estimates.append(_bridge_by_group(restricted, free, NUM_GROUPS)[0])
     return min(estimates, key=lambda estimate: float(estimate[1]))

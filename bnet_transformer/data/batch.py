@@ -116,16 +116,14 @@ def _infer_next_word(network: Network, readouts: tuple[NodeSpec, ...], encoders:
         return None
     (readout,) = readouts
     stack = readout.group.word_stack
-    if stack is None or readout.group.plates or not _predicts_words(readout, encoders[stack], num_stacks=len(encoders)):
+    if stack is None or readout.group.plates:
         return None
-    return stack if find_noncausal_arrow(network, readout, stack) is None else None
-
-
-def _predicts_words(readout: NodeSpec, encoder: WordEncoder, num_stacks: int) -> bool:
-    """True if the values of a readout are words of a stack; real-valued words count only with several stacks."""
+    encoder = encoders[stack]
     if readout.tpm.kind == "discrete":
-        return readout.tpm.states is not None and readout.tpm.states == encoder.states
-    return num_stacks > 1 and encoder.states is None and readout.shape == encoder.spec.shape
+        predicts_words = readout.tpm.states is not None and readout.tpm.states == encoder.states
+    else:  # real-valued words count only with several stacks
+        predicts_words = len(encoders) > 1 and encoder.states is None and readout.shape == encoder.spec.shape
+    return stack if predicts_words and find_noncausal_arrow(network, readout, stack) is None else None
 
 
 def find_noncausal_arrow(network: Network, spec: NodeSpec, stack: str) -> str | None:
@@ -441,15 +439,11 @@ class Batch:
 
     def digest(self) -> str:
         """A hash of all numbers of the batch."""
-        return compute_digest(self._name_tensors())
-
-    def _name_tensors(self) -> dict[str, Tensor]:
-        """All tensors of the batch by name."""
         tensors = {f"{k} value": e.value for k, e in self.evidence.items()}
         tensors |= {f"{k} seen": e.observed for k, e in self.evidence.items() if e.observed is not None}
         tensors |= {f"{k} there": value for k, value in (self.mask or {}).items()}
         tensors |= {f"{k} given": value for k, value in self.given.items()}
-        return {**{f"{k} words": value for k, value in self.x.items()}, **tensors}
+        return compute_digest({**{f"{k} words": value for k, value in self.x.items()}, **tensors})
 
 
 def send_to_device(value: Tensor, device: torch.device) -> Tensor:

@@ -726,20 +726,19 @@ def check_batch_mask(task: Task, batch: Batch) -> None:
         check_masked_reads(network, outputs, (), check_mask(batch.mask, word_counts, len(batch)), word_counts)
 
 
-def encode_sentences(network: Network, data: object, subject: str = "sentences") -> list[EncodedSentence]:
+def encode_sentences(network: Network, data: object) -> list[EncodedSentence]:
     """Encode sentences one by one, with the names of their words.
 
     Args:
         network: The net.
         data: A list or an array of sentences. Observations in the data are ignored.
-        subject: The name of the data in messages.
 
     Raises:
         BNetError: The data or one of the sentences have another form; the message contains the number of the sentence.
     """
-    rows = _drop_observed(infer_task(network), _to_rows(data, subject))
+    rows = _drop_observed(infer_task(network), _to_rows(data, "sentences"))
     if isinstance(rows, str) or not isinstance(rows, Sequence | Tensor | np.ndarray) or not len(rows):
-        raise BNetError(subject, expected="a list of at least one sentence", actual=data)
+        raise BNetError("sentences", expected="a list of at least one sentence", actual=data)
     encoded = []
     for k, row in enumerate(rows):
         if isinstance(row, tuple) and len(row) == len(network.graph.word_stacks) > 1:
@@ -748,7 +747,7 @@ def encode_sentences(network: Network, data: object, subject: str = "sentences")
         try:
             encoded.append(encode_sentence(network, stacks))
         except BNetError as error:
-            raise add_row_number(error, subject, k) from error
+            raise add_row_number(error, "sentences", k) from error
     return encoded
 
 

@@ -357,7 +357,9 @@ def _describe_hook(template: TemplateGraph, match: re.Match[str]) -> str:
     stacks = [stack for stack in template.slices if only_stack in (None, stack)]
     matches: list[tuple[str, NodeGroup]] = []
     for stack in stacks:
-        hooks = POST_NORM_HOOKS if _is_post_norm(template, stack) else PRE_NORM_HOOKS
+        norm, attention = template.by_name.get(f"{join_stem(stack, 'norm1')}_0"), _find_attention(template, stack, 0)
+        is_pre_norm = norm is None or attention is None or attention.index not in template.ancestors([norm.index])
+        hooks = PRE_NORM_HOOKS if is_pre_norm else POST_NORM_HOOKS
         groups = ((role, _find_group(template, stack, role, t)) for role, points in hooks.items() if point in points)
         matches += [(role, group) for role, group in groups if group is not None]
     if not matches:
@@ -379,12 +381,6 @@ def _describe_group(template: TemplateGraph, role: str, group: NodeGroup) -> str
         return f"P(j | i) of {names} here: {query}, do({first}=Attend(row)), or at={at!r} in a sweep"
     every = f", such as {first}. To set all of them: do({group.name}=...), or at=['{group.name}'] in a sweep"
     return f"{names} here" + (every if axes else "")
-
-
-def _is_post_norm(template: TemplateGraph, stack: str) -> bool:
-    """Whether the first norm of a slice follows its attention."""
-    norm, attention = template.by_name.get(f"{join_stem(stack, 'norm1')}_0"), _find_attention(template, stack, 0)
-    return norm is not None and attention is not None and attention.index in template.ancestors([norm.index])
 
 
 def _find_group(template: TemplateGraph, stack: str, role: str, t: int | None) -> NodeGroup | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -129,29 +129,24 @@ def _find_last_state(network: Network, readout: NodeSpec) -> NodeSpec:
 
 def compute_log_probs(execution: ExecutionState, readout: NodeSpec) -> Tensor:
     """`log P(readout | parents)` after a run, `[row, word, state]`; one word for a readout without words."""
-    layout, table = compute_table("logits", readout, execution)
-    dims = [dim for dim in range(layout.rank) if dim not in (layout.batch_dim, layout.word_dim)]
-    if any(table.shape[dim] > 1 for dim in dims):
-        raise latent_choice_error([execution.network.specs[index].group.name for index in layout.enumerated])
-    return table.reshape(*(table.shape[dim] for dim in (layout.batch_dim, layout.word_dim)), -1)
+    return _select_rows(execution, compute_table("logits", readout, execution)[1])
 
 
 def get_word_values(execution: ExecutionState, spec: NodeSpec, batch: int, num_words: int) -> Tensor:
     """The value of a state after a run, `[row, word, feature]`."""
-    layout, value = execution.layout, execution.values[spec.group.index]
-    dims = [dim for dim in range(layout.rank) if dim not in (layout.batch_dim, layout.word_dim)]
-    if any(value.shape[dim] > 1 for dim in dims):
-        raise latent_choice_error([execution.network.specs[index].group.name for index in layout.enumerated])
-    value = value.reshape(*(value.shape[dim] for dim in (layout.batch_dim, layout.word_dim)), -1)
-    return value.expand(batch, num_words, -1)
+    return _select_rows(execution, execution.values[spec.group.index]).expand(batch, num_words, -1)
 
 
-def latent_choice_error(names: Sequence[str]) -> BNetError:
-    """The error for states that depend on latent choices, which the fit of a tuned lens does not support."""
-    listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
-    expected, actual = "a net without latent choices", f"states that depend on {listed}"
-    hint = "Fit a net whose heads are summed (combine='concat'); s.lens() is the mean over latent choices"
-    return BNetError("tuned lens", expected=expected, actual=actual, hint=hint)
+def _select_rows(execution: ExecutionState, value: Tensor) -> Tensor:
+    """A value in the layout as `[row, word, feature]`; an error if it depends on latent choices."""
+    layout = execution.layout
+    if any(value.shape[dim] > 1 for dim in range(layout.rank) if dim not in (layout.batch_dim, layout.word_dim)):
+        names = [execution.network.specs[index].group.name for index in layout.enumerated]
+        listed = ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+        expected, actual = "a net without latent choices", f"states that depend on {listed}"
+        hint = "Fit a net whose heads are summed (combine='concat'); s.lens() is the mean over latent choices"
+        raise BNetError("tuned lens", expected=expected, actual=actual, hint=hint)
+    return value.reshape(value.shape[layout.batch_dim], value.shape[layout.word_dim], -1)
 
 
 def entropy(log_probs: Tensor) -> Tensor:

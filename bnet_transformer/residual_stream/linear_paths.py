@@ -237,8 +237,15 @@ class LinearRun:
         self, value: Tensor, leaves: Mapping[int, Tensor], seeds: Tensor, active: ActiveWords
     ) -> dict[int, Tensor]:
         """The derivative with respect to each leaf, at its active words, `[seed, *layout, *shape]`."""
-        gradients = zip(leaves, compute_vjp(value, list(leaves.values()), seeds), strict=True)
-        return {index: self.narrow_words(g, self.get_word(index, active), 1) for index, g in gradients}
+        seeds = seeds.expand(seeds.shape[0], *value.shape) if seeds.shape[1:] != value.shape else seeds
+        targets = list(leaves.values())
+        if len(seeds) == 1:
+            single = torch.autograd.grad(value, targets, seeds[0], materialize_grads=True)
+            gradients = tuple(gradient[None] for gradient in single)
+        else:
+            gradients = torch.autograd.grad(value, targets, seeds, is_grads_batched=True, materialize_grads=True)
+        pairs = zip(leaves, gradients, strict=True)
+        return {index: self.narrow_words(g, self.get_word(index, active), 1) for index, g in pairs}
 
     def get_set_mask(self, spec: NodeSpec) -> Tensor | None:
         """The nodes of a group that are set by `do`, `[*layout, *1]`; None if none is set, or if all are inputs."""
@@ -382,15 +389,6 @@ class LinearRun:
             _, parents, leaves = self.gather_leaves(spec, mapped, word, active)
             gradients |= self.compute_adjoints(linear_map.evaluate(*parents), leaves, adjoint, active)
         return constant, gradients, linear_map.is_norm
-
-
-def compute_vjp(value: Tensor, leaves: Sequence[Tensor], seeds: Tensor) -> tuple[Tensor, ...]:
-    """The products of seeds, `[seed, *shape of value]`, with the derivative of a value, `[seed, *shape]` each leaf."""
-    seeds = seeds.expand(seeds.shape[0], *value.shape) if seeds.shape[1:] != value.shape else seeds
-    if len(seeds) == 1:
-        single = torch.autograd.grad(value, leaves, seeds[0], materialize_grads=True)
-        return tuple(gradient[None] for gradient in single)
-    return torch.autograd.grad(value, leaves, seeds, is_grads_batched=True, materialize_grads=True)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -314,7 +314,7 @@ class Pool(TPM):
         return pool_words(self.how, parents[0], context.mask["x."])
 
     def latex(self, s: Symbols) -> str:
-        return s.equals(pool_latex(self.how, s, "x."))
+        return s.equals(pool_latex(self.how, s))
 
 
 def pool_words(reduction: str, x: Tensor, mask: Tensor) -> Tensor:
@@ -325,13 +325,13 @@ def pool_words(reduction: str, x: Tensor, mask: Tensor) -> Tensor:
     return (weight[..., None] * x).sum(-2)
 
 
-def pool_latex(reduction: str, s: Symbols, slot: str, letter: str = "a") -> str:
-    """The pooled collection in LaTeX, in the form of `s`; `letter` is the feature index."""
-    factor = "" if reduction == "sum" else rf"\frac{{1}}{{{s.slot(slot).count}}} "
-    x = s.of(slot, letter)
-    if s.form in ("word", "einstein") or s.index_letters(slot) != "j":
-        return f"{factor}{s.sum(slot)} {x}"
-    if s.slot(slot).mask:  # some words have no arrow
+def pool_latex(reduction: str, s: Symbols, letter: str = "a") -> str:
+    """The pooled collection `x.` in LaTeX, in the form of `s`; `letter` is the feature index."""
+    factor = "" if reduction == "sum" else rf"\frac{{1}}{{{s.slot('x.').count}}} "
+    x = s.of("x.", letter)
+    if s.form in ("word", "einstein") or s.index_letters("x.") != "j":
+        return f"{factor}{s.sum('x.')} {x}"
+    if s.slot("x.").mask:  # some words have no arrow
         s.require_form("word")
     one, across = r"\mathbf{1}", r"\mathbf{1}^\top"
     if s.is_full_matrix:

@@ -176,9 +176,9 @@ class Categorical(TPM):
         define_initial(s, s.parameter("b" if vectors else r"\theta", *states))
         if not vectors:
             return self._table_latex(s, states)
-        x = pool_latex(self.pool, s, "x.", "b") if self.pool else s.of(vectors[0], "b")
+        x = pool_latex(self.pool, s, "b") if self.pool else s.of(vectors[0], "b")
         if not self.affine:
-            return s.softmax(pool_latex(self.pool, s, "x.") if self.pool else str(s.of(vectors[0])))
+            return s.softmax(pool_latex(self.pool, s) if self.pool else str(s.of(vectors[0])))
         bias = s.parameter("b", *states)
         define_prior(s, bias, self.prior, self.n)
         return s.softmax(s.map(s.parameter("W"), x) + s.plus(bias))
@@ -402,7 +402,7 @@ class Normal(TPM):
 
     def latex(self, s: Symbols) -> str:
         letter = "a" if self.dim is None else "b"
-        mean = pool_latex(self.pool, s, "x.", letter) if self.pool else str(s.of("x", letter))
+        mean = pool_latex(self.pool, s, letter) if self.pool else str(s.of("x", letter))
         if self.dim is not None:
             mean = s.map(s.parameter("W"), mean) + s.plus(s.parameter("b"))
         sigma = s.parameter(r"\sigma")
