@@ -239,17 +239,13 @@ def evaluate_tpm(
 
     `picks` are the entries that each word picks from collections of which the parents contain all entries.
     """
-    tpm = spec.tpm
-    if isinstance(tpm, Linear | Affine) and tpm.dim is None:
-        return apply_map(parents[0], parents[1], context["bias"] if isinstance(tpm, Affine) else None)
-    if isinstance(tpm, Attention) and is_scaled_dot_product(spec, parents):
+    tpm = spec.tpm  # of final classes, whose comparison is faster than `isinstance` of an abstract class
+    if (type(tpm) is Linear or type(tpm) is Affine) and tpm.dim is None:
+        return apply_map(parents[0], parents[1], context["bias"] if tpm.has_bias else None)
+    if type(tpm) is Attention and is_scaled_dot_product(spec, parents):
         mix = attend(build_attention_inputs(state, spec, context, parents, picks))
         return mix + parents[-1] if tpm.residual else mix
-    if (
-        isinstance(tpm, Cayley)
-        and all(x.shape[-3] == 1 for x in parents)
-        and context.word is context.read_indices["z."]
-    ):
+    if type(tpm) is Cayley and all(x.shape[-3] == 1 for x in parents) and context.word is context.read_indices["z."]:
         # All words depend on the same words (those that are not masked), so one Cayley transform suffices.
         mask = None if is_full_or_causal(state, spec)[0] else context.mask["z."].any(-2, keepdim=True)
         return tpm.mix(context.read_indices["z."], mask, *parents).squeeze(-3)
