@@ -278,11 +278,12 @@ class ReferenceRun:
             name = self.model.ground.name(node)
             hint = f"Use tpm({name!r}) for its distribution, or observe or set it"
             raise EvidenceError(f"{name}: the node is random and has no value", hint=hint)
-        value = (
-            self._mix_by_row(node)
-            if node in self.model.attention_rows
-            else spec.tpm.value(*self._tpm_arguments(spec, index))
-        )
+        if node in self.model.attention_rows:
+            assert isinstance(spec.tpm, Attention)
+            context, *parents = self._tpm_arguments(spec, index, spec.tpm.mixed_slots())
+            value = spec.tpm.mix(self.model.attention_rows[node][context.read_indices["v."]], *parents)
+        else:
+            value = spec.tpm.value(*self._tpm_arguments(spec, index))
         if not isinstance(value, Tensor) or tuple(value.shape) != spec.shape:
             actual = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
             subject = f"{self.model.ground.name(node)} ({type(spec.tpm).__name__})"
@@ -290,13 +291,6 @@ class ReferenceRun:
         if bool(value.isnan().any()):
             raise BNetError(self.model.ground.name(node), expected="a value that is a number", actual="NaN")
         return value
-
-    def _mix_by_row(self, node: int) -> Tensor:
-        """The value of an attention node whose row is set."""
-        spec, index = locate_node(self.model, node)
-        assert isinstance(spec.tpm, Attention)
-        context, *parents = self._tpm_arguments(spec, index, spec.tpm.mixed_slots())
-        return spec.tpm.mix(self.model.attention_rows[node][context.read_indices["v."]], *parents)
 
     def distribution(self, node: int) -> Distribution:
         """`P(node | parents)`; a delta for inputs and for nodes that are set."""

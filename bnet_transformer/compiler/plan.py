@@ -256,8 +256,8 @@ def network_to_plan(
     # Weights are views of their parameters. Views of all of them, one after another, are created from code that is in
     # the cache of the processor; each product in between would displace it.
     weights = [component for component in components if isinstance(network.specs[component[0]].tpm, Weight)]
-    others = [component for component in components if not isinstance(network.specs[component[0]].tpm, Weight)]
-    components = (*weights, *others)
+    later = [component for component in components if not isinstance(network.specs[component[0]].tpm, Weight)]
+    components = (*weights, *later)
     retained |= {parent for index in deferred for parent in _get_effective_parents(network, index, folds)}
     single = [component[0] for component in components if len(component) == 1]
     fused_maps = find_fused_maps(network, single, {*known, *folds})

@@ -7,7 +7,7 @@ computes the parts of all writers and words.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +51,7 @@ from bnet_transformer.residual_stream.results import (
     parse_readout,
     seed_readout,
 )
-from bnet_transformer.tpm import Attention, EvalContext
+from bnet_transformer.tpm import Attention
 from bnet_transformer.tpm.attention import ScoredAttention
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -109,8 +109,8 @@ def compute_score_contributions(
         extra = [run.select_node(spec, index, x, 2)[..., None, :, :] for x in matrices]
         vectors = _decompose_parents(run, spec, index, word, norms)
         (single_writers, single), (read_writers, collected) = vectors[1 - read], vectors[read]
-        score = _make_score(tpm, context, spec.parents[read].slot, extra)
-        table = _score_pairs(score, single, collected)
+        j = context.read_indices[spec.parents[read].slot]
+        table = _score_pairs(tpm, single, collected, context.word, j, extra)
     if read == 0:
         table = table.transpose(-3, -2)
     sides = [single_writers, read_writers]
@@ -209,25 +209,19 @@ def _check_row(state: SentenceState, name: str, spec: NodeSpec, index: tuple[int
         raise UnsupportedError(subject, expected="a score that is linear in query and key", actual=actual, hint=hint)
 
 
-def _make_score(
-    tpm: ScoredAttention, context: EvalContext, slot: str, extra: list[Tensor]
-) -> Callable[[Tensor, Tensor], Tensor]:
-    """The score of parts: `[*states, 1, d]` of the word itself, `[*states, writer, m, d]` of the collection."""
-    i, j = context.word, context.read_indices[slot]
-
-    def score(single: Tensor, collected: Tensor) -> Tensor:
-        if tpm.over == "keys":
-            return tpm.score.score_keys(single, collected, i, j, *extra)
-        return tpm.score.score_queries(collected, single, j, i, *extra)
-
-    return score
-
-
-def _score_pairs(score: Callable[[Tensor, Tensor], Tensor], single: Tensor, collected: Tensor) -> Tensor:
+def _score_pairs(
+    tpm: ScoredAttention, single: Tensor, collected: Tensor, i: Tensor, j: Tensor, extra: list[Tensor]
+) -> Tensor:
     """The scores of all pairs of parts, `[*states, writer, writer, m]`, from `[*states, writer, (m,) d]`.
 
     A score is bilinear, so unit vectors give its matrix for each word of the collection.
     """
+
+    def score(vector: Tensor, words: Tensor) -> Tensor:
+        if tpm.over == "keys":
+            return tpm.score.score_keys(vector, words, i, j, *extra)
+        return tpm.score.score_queries(words, vector, j, i, *extra)
+
     m, size = collected.shape[-2:]
     unit = torch.eye(size, dtype=collected.dtype, device=collected.device)[:, None].expand(size, m, size)
     rows = torch.eye(single.shape[-1], dtype=single.dtype, device=single.device)
