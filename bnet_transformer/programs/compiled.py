@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, ClassVar, TypeGuard
 
 import torch
 from torch import Tensor
@@ -90,16 +90,8 @@ class Layout:
     dim: int
     heads: tuple[tuple[SOp, ...], ...] = field(repr=False)
     steps: tuple[tuple[SOp, ...], ...] = field(repr=False)
-
-    @property
-    def one(self) -> int:
-        """The column of the constant direction."""
-        return 0
-
-    @property
-    def bos(self) -> int:
-        """The column of the direction of BOS."""
-        return 1
+    one: ClassVar[int] = 0  # the column of the constant direction
+    bos: ClassVar[int] = 1  # the column of the direction of BOS
 
     def values(self, sop: SOp) -> tuple[Value, ...]:
         """The values that have columns; a numeric variable has one column."""
@@ -147,9 +139,10 @@ def make_layout(program: Program, bos: bool | None) -> Layout:
         program: The program.
         bos: Whether sentences begin with BOS; None: if an aggregate needs it.
     """
-    has_bos = _needs_bos(program) if bos is None else bos
-    if not has_bos:
-        _check_without_bos(program)
+    fault = None if bos else _find_bos_fault(program)
+    if bos is False and fault is not None:
+        raise fault
+    has_bos = bool(bos) or fault is not None
     # The sublayers are numbered: attention of slice t is 2 t, its feed-forward step 2 t + 1.
     sublayers: dict[SOp, int] = {}
     columns: dict[SOp, int] = {}
@@ -171,20 +164,16 @@ def make_layout(program: Program, bos: bool | None) -> Layout:
     return Layout(program, has_bos, columns, dim, heads, steps)
 
 
-def _needs_bos(program: Program) -> bool:
-    """Whether an aggregate can select no word, or counts words."""
-    aggregates = [sop for sop in program.variables.values() if is_head(sop)]
-    return any(isinstance(sop, SelectedShare) or program.can_be_empty(sop.selector) for sop in aggregates)
-
-
-def _check_without_bos(program: Program) -> None:
-    """Raise an error for an aggregate that needs BOS."""
+def _find_bos_fault(program: Program) -> BNetError | None:
+    """The error without BOS of the first aggregate that counts words or can select no word; None if there is none."""
     for name, sop in program.variables.items():
         if isinstance(sop, SelectedShare):
-            raise BNetError(f"{sop.kind} {name}", expected="bos=True, because the number of words is computed from BOS")
+            expected = "bos=True, because the number of words is computed from BOS"
+            return BNetError(f"{sop.kind} {name}", expected=expected)
         if isinstance(sop, Aggregate) and program.can_be_empty(sop.selector):
             expected = "bos=True, because the selector can select no word, and the head then attends to BOS"
-            raise BNetError(f"{sop.kind} {name}", expected=expected, actual=False)
+            return BNetError(f"{sop.kind} {name}", expected=expected, actual=False)
+    return None
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -225,7 +214,11 @@ def list_units(layout: Layout, sop: SOp) -> list[HiddenUnit]:
             return [*_mixed_units(layout, sop)]
         case SequenceMap(x=x, y=y):
             pairs = itertools.product(*map(layout.program.list_values, (x, y)))
-            return [_pair_unit(layout, sop, *pair) for pair in pairs if x is not y or pair[0] == pair[1]]
+            return [  # the indicators of pairs of states
+                HiddenUnit(_add(layout.encode(x, v), layout.encode(y, w)), -1.0, layout.encode(sop, sop.apply(v, w)))
+                for v, w in pairs
+                if x is not y or v == w
+            ]
         case Fallback(x=x, y=y):
             present = dict.fromkeys(layout.list_columns(x), -1.0)
             units = [HiddenUnit(layout.encode(x, v), 0.0, layout.encode(sop, v)) for v in layout.values(x)]
@@ -233,12 +226,6 @@ def list_units(layout: Layout, sop: SOp) -> list[HiddenUnit]:
                 HiddenUnit(_add(layout.encode(y, v), present), 0.0, layout.encode(sop, v)) for v in layout.values(y)
             ]
     raise AssertionError(sop)
-
-
-def _pair_unit(layout: Layout, sop: SequenceMap, first: Value, second: Value) -> HiddenUnit:
-    """The indicator of a pair of states."""
-    inputs = _add(layout.encode(sop.x, first), layout.encode(sop.y, second))
-    return HiddenUnit(inputs, -1.0, layout.encode(sop, sop.apply(first, second)))
 
 
 def _mixed_units(layout: Layout, sop: SequenceMap) -> Iterator[HiddenUnit]:
@@ -288,14 +275,7 @@ def _add(first: Coordinates, second: Coordinates) -> dict[int, float]:
     return {k: first.get(k, 0.0) + second.get(k, 0.0) for k in {**first, **second}}
 
 
-@dataclass(frozen=True)
-class Head:
-    """The matrices of a head: `W_q` and `W_k`, `[key, dim]`, `W_v`, `[value, dim]`, and `W_o`, `[dim, value]`."""
-
-    W_q: Tensor
-    W_k: Tensor
-    W_v: Tensor
-    W_o: Tensor
+Head = Mapping[str, Tensor]  # the matrices of a head: q and k, `[key, dim]`, v, `[value, dim]`, and o, `[dim, value]`
 
 
 def build_head(layout: Layout, sop: SOp, sharpness: float, one: float) -> Head:
@@ -332,7 +312,7 @@ def build_head(layout: Layout, sop: SOp, sharpness: float, one: float) -> Head:
         W_o[target, row] = 1.0
         for column, factor in source.items():
             W_v[row, column] = factor
-    return Head(W_q, W_k, W_v, W_o)
+    return {"q": W_q, "k": W_k, "v": W_v, "o": W_o}
 
 
 def stack_heads(heads: list[Head], sizes: tuple[int, int, int, int]) -> dict[str, Tensor]:
@@ -346,7 +326,7 @@ def stack_heads(heads: list[Head], sizes: tuple[int, int, int, int]) -> dict[str
     shapes = {"q": (key_width, dim), "k": (key_width, dim), "v": (value_width, dim), "o": (dim, value_width)}
     stacked = {name: torch.zeros(count, *shape, dtype=torch.float64) for name, shape in shapes.items()}
     for k, head in enumerate(heads):
-        for name, matrix in zip("qkvo", (head.W_q, head.W_k, head.W_v, head.W_o), strict=True):
+        for name, matrix in head.items():
             stacked[name][k, : matrix.shape[0], : matrix.shape[1]] = matrix
     return stacked
 
@@ -590,8 +570,8 @@ def compile(
 def _find_sizes(layout: Layout, heads: list[list[Head]], units: list[list[HiddenUnit]]) -> tuple[int, int, int, int]:
     """The number of heads, the widths of their keys and values, and the number of hidden units, of every slice."""
     every = [head for row in heads for head in row]
-    key_width = max((head.W_k.shape[0] for head in every), default=1)
-    value_width = max((head.W_v.shape[0] for head in every), default=1)
+    key_width = max((len(head["k"]) for head in every), default=1)
+    value_width = max((len(head["v"]) for head in every), default=1)
     return max(1, *map(len, heads)), key_width, value_width, max(1, *map(len, units))
 
 
@@ -620,12 +600,8 @@ def _declare(layout: Layout, sizes: tuple[int, int, int, int], *, has_norm: bool
     ]
     epilogue = [Node("y", _make_readout(layout), [last], WORD)]
     if has_norm:
-        nodes = [Node("norm1", Norm("rms"), ["x"], WORD), *nodes[:-2]]
-        nodes += [
-            Node("norm2", Norm("rms"), ["add1"], WORD),
-            Node("ffn", FeedForward(hidden), ["norm2"], WORD),
-            Node("x", Add(), ["add1", "ffn"], WORD),
-        ]
+        norm1, norm2 = (Node(role, Norm("rms"), [x], WORD) for role, x in ((first, "x"), (second, "add1")))
+        nodes = [norm1, *nodes[:-2], norm2, *nodes[-2:]]
         epilogue.insert(0, Node("norm", Norm("rms"), ["x"], WORD))
     stack = Stack(nodes, prologue, epilogue, slices=len(layout.heads), vocabulary=words)
     return Declaration([stack], plates=[Plate("head", num_heads)], name=program.names[program.output])

@@ -288,14 +288,7 @@ CORPUS: tuple[KnownProgram, ...] = (
     KnownProgram("redundant", "the previous token, by two heads", redundant, "abc", 5),
     KnownProgram("cancelling", 'whether the word is "x", with two heads that cancel', cancelling, "xab", 5),
     KnownProgram(
-        "induction, norm",
-        "the token after an earlier equal token",
-        induction,
-        "abcd",
-        5,
-        True,
-        norm="rms",
-        constant=3.0,
+        "induction, norm", "the token after an earlier equal token", induction, "abcd", 5, True, "rms", constant=3.0
     ),
     KnownProgram("majority, norm", 'whether most words so far are "x"', prefix_majority, "xab", 6, norm="rms"),
 )

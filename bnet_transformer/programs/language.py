@@ -44,8 +44,8 @@ class SOp(abc.ABC):
 
     @property
     def parents(self) -> tuple[SOp, ...]:
-        """The s-ops from which this one is computed, each once."""
-        return ()
+        """The s-ops from which this one is computed, each once: its fields that are s-ops."""
+        return tuple(dict.fromkeys(value for value in vars(self).values() if isinstance(value, SOp)))
 
     @property
     def is_numeric(self) -> bool:
@@ -127,10 +127,6 @@ class Map(_Encoded):
     x: SOp
     kind: ClassVar[str] = "map"
 
-    @property
-    def parents(self) -> tuple[SOp, ...]:
-        return (self.x,)
-
     def compute(self, words: Sequence[Value], columns: dict[SOp, Column], *, causal: bool) -> Column:
         return [self.apply(value) for value in columns[self.x]]
 
@@ -143,10 +139,6 @@ class SequenceMap(_Encoded):
     x: SOp
     y: SOp
     kind: ClassVar[str] = "sequence_map"
-
-    @property
-    def parents(self) -> tuple[SOp, ...]:
-        return tuple(dict.fromkeys((self.x, self.y)))
 
     def compute(self, words: Sequence[Value], columns: dict[SOp, Column], *, causal: bool) -> Column:
         return [self.apply(x, y) for x, y in zip(columns[self.x], columns[self.y], strict=True)]
@@ -164,10 +156,6 @@ class LinearSequenceMap(SOp):
     kind: ClassVar[str] = "linear_sequence_map"
 
     @property
-    def parents(self) -> tuple[SOp, ...]:
-        return tuple(dict.fromkeys((self.x, self.y)))
-
-    @property
     def is_numeric(self) -> bool:
         return True
 
@@ -183,10 +171,6 @@ class Fallback(SOp):
     x: SOp
     y: SOp
     kind: ClassVar[str] = "fallback"
-
-    @property
-    def parents(self) -> tuple[SOp, ...]:
-        return tuple(dict.fromkeys((self.x, self.y)))
 
     def compute(self, words: Sequence[Value], columns: dict[SOp, Column], *, causal: bool) -> Column:
         return [y if x is None else x for x, y in zip(columns[self.x], columns[self.y], strict=True)]

@@ -162,8 +162,10 @@ class Program:
         >>> s["previous_1"], s.do(tokens_0=[0.0, 1.0])["previous_1"]
         (tensor([1., 0.], dtype=torch.float64), tensor([0., 1.], dtype=torch.float64))
         """
-
-        return program_to_bnet(self)
+        nodes = [Node(TOKEN_ROLE, Given(states=len(self.vocabulary)), plates=WORD)]
+        nodes += [_make_node(self, name, sop) for name, sop in self.variables.items()]
+        stack = Stack([], nodes, vocabulary=tuple(map(str, self.vocabulary)))
+        return BNet(Declaration([stack], name=f"program {self.names[self.output]}")).to(torch.float64)
 
     # the graph
 
@@ -278,9 +280,8 @@ class Program:
             if len(means) > 20 * MAX_VALUES:
                 hint = "Map the values to fewer numbers"
                 expected = "numbers with a small number of different means"
-                raise BNetError(
-                    f"aggregate {self.names[sop]}", expected=expected, actual=f"{len(values)} values", hint=hint
-                )
+                subject, actual = f"aggregate {self.names[sop]}", f"{len(values)} values"
+                raise BNetError(subject, expected=expected, actual=actual, hint=hint)
         return [*means]
 
     def can_be_missing(self, sop: SOp) -> bool:
@@ -463,7 +464,7 @@ class StateFunction(TPM):
         value = context["table"]
         for k, (parent, grid) in enumerate(zip(parents, self.grids, strict=True)):
             weights = _state_weights(parent, grid).to(value.dtype)
-            value = _contract(weights, value, first=k == 0)
+            value = torch.tensordot(weights, value, 1) if k == 0 else torch.einsum("...s,...so->...o", weights, value)
         return value
 
 
@@ -473,14 +474,6 @@ def _state_weights(x: Tensor, grid: tuple[float, ...] | None) -> Tensor:
         return torch.cat([x, 1 - x.sum(-1, keepdim=True)], -1)
     nearest = (x - torch.tensor(grid, dtype=x.dtype, device=x.device)).abs().argmin(-1)
     return torch.nn.functional.one_hot(nearest, len(grid) + 1).to(x.dtype)
-
-
-def _contract(weights: Tensor, value: Tensor, *, first: bool) -> Tensor:
-    """The sum over the states of a parent of its weights and the rows of a table."""
-    if first:
-        product: Tensor = torch.tensordot(weights, value, dims=1)
-        return product
-    return torch.einsum("...s,...so->...o", weights, value)
 
 
 @final
@@ -565,15 +558,6 @@ class SelectedMean(TPM):
     def _pairs(self, parents: tuple[Any, ...]) -> list[tuple[Any, Any]]:
         """The query and the keys of each condition."""
         return [(parents[2 * k], parents[2 * k + 1]) for k in range(len(self.conditions))]
-
-
-def program_to_bnet(program: Program) -> BNet:
-    """The bnet of the variables of a program, in float64; its sentences have no BOS."""
-    nodes = [Node(TOKEN_ROLE, Given(states=len(program.vocabulary)), plates=WORD)]
-    nodes += [_make_node(program, name, sop) for name, sop in program.variables.items()]
-    words = tuple(str(token) for token in program.vocabulary)
-    stack = Stack([], nodes, vocabulary=words)
-    return BNet(Declaration([stack], name=f"program {program.names[program.output]}")).to(torch.float64)
 
 
 def encode_value(program: Program, sop: SOp, value: Value) -> Tensor:
