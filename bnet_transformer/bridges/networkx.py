@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_ARROWS = 100_000
 MAX_WEIGHTED_ARROWS = 2_000_000  # before those below `min_weight` are left out
 HEAD_PLATE = "head"
-JSON_HEADER = {"format": "bnet_transformer graph", "version": 1}
+HEADER = {"format": "bnet_transformer graph", "version": 1}
 
 ArrowWeights = Mapping[tuple[int, int], float]
 
@@ -204,12 +204,10 @@ def check_arrow_limit(
         return
     arrows = ground.count_arrows(selection) - num_weak
     if arrows > check_int("limit", limit, minimum=0):
-        raise BudgetError(
-            "networkx graph",
-            expected=f"at most {limit:,} arrows (each becomes a Python object)",
-            actual=f"{ground.count_nodes(selection):,} nodes and {arrows:,} arrows",
-            hint=f"Select fewer slices, words or plates, or raise limit={arrows} (limit=None for no limit)",
-        )
+        expected = f"at most {limit:,} arrows (each becomes a Python object)"
+        actual = f"{ground.count_nodes(selection):,} nodes and {arrows:,} arrows"
+        hint = f"Select fewer slices, words or plates, or raise limit={arrows} (limit=None for no limit)"
+        raise BudgetError("networkx graph", expected=expected, actual=actual, hint=hint)
 
 
 def get_display_kind(spec: NodeSpec) -> str:
@@ -291,7 +289,7 @@ def to_json(graph: nx.Graph) -> str:
     import networkx as nx
 
     try:
-        return json.dumps(JSON_HEADER | nx.node_link_data(graph, edges="edges"), allow_nan=False)
+        return json.dumps(HEADER | nx.node_link_data(graph, edges="edges"), allow_nan=False)
     except ValueError as error:
         raise BNetError("graph", expected="finite numbers", actual=str(error)) from error
 
@@ -306,7 +304,6 @@ def to_json(graph: nx.Graph) -> str:
 
 NODES, ARROWS = "nodes.parquet", "arrows.parquet"
 MAX_PARQUET_ARROWS = 100_000_000  # about 0.5 GB
-HEADER = {"format": "bnet_transformer graph", "version": 1}
 
 
 def is_folder(path: object) -> bool:
@@ -334,12 +331,8 @@ def write_template_graph(network: Network, folder: object) -> None:
     rows = [
         {"source": u, "target": v, **data, "pick": list(data["pick"].items())} for u, v, data in graph.edges(data=True)
     ]
-    nodes = [{"name": name, **data} for name, data in graph.nodes(data=True)]
-    _write_folder(
-        folder,
-        (pa.schema(columns), [pa.Table.from_pylist(nodes, schema=pa.schema(columns))]),
-        (arrows, [pa.Table.from_pylist(rows, schema=arrows)]),
-    )
+    nodes = _make_node_table(pa, graph.nodes(data=True), columns)
+    _write_folder(folder, (nodes.schema, [nodes]), (arrows, [pa.Table.from_pylist(rows, schema=arrows)]))
 
 
 def write_ground_graph(
@@ -373,22 +366,23 @@ def write_ground_graph(
         BudgetError: If there are more arrows than `limit`.
         FileError: The folder cannot be written.
     """
-    pa = _import_pyarrow()
+    pa, ground = _import_pyarrow(), state.ground
     selection = select_part(
         state, weights=weights, slices=slices, words=words, heads=heads, attention=attention, min_weight=min_weight
     )
-    check_arrow_limit(state.ground, selection, limit)
+    check_arrow_limit(ground, selection, limit)
     has_weights = attention or min_weight is not None
     columns = _group_columns(pa) | {
         **{"plates": pa.list_(pa.string()), "index": pa.list_(pa.int64()), "head": pa.int32(), "word": pa.int32()},
         **{"token": pa.string(), "label": pa.string(), "do": pa.bool_()},
     }
-    arrows = dict.fromkeys(("source", "target", "role"), pa.string()) | (
-        {"weight": pa.float64()} if has_weights else {}
-    )
+    specs = [spec for spec in state.network.specs if ground.is_selected(spec.group, selection)]
+    nodes = (iter_nodes(ground, spec, selection, state.tokens, state.evidence.keys()) for spec in specs)
+    arrows = dict.fromkeys(("source", "target", "role"), pa.string())
+    arrows |= {"weight": pa.float64()} if has_weights else {}
     _write_folder(
         folder,
-        (pa.schema(columns), _node_tables(pa, state, selection, pa.schema(columns))),
+        (pa.schema(columns), (_make_node_table(pa, group, columns) for group in nodes)),
         (pa.schema(arrows), _arrow_tables(pa, state, selection, has_weights, min_weight)),
     )
 
@@ -400,9 +394,8 @@ def _import_pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         hint = 'Run pip install "bnet-transformer[parquet]"'
-        raise BNetError(
-            "a folder of Parquet files requires the package pyarrow, which is not installed", hint=hint
-        ) from error
+        subject = "a folder of Parquet files requires the package pyarrow, which is not installed"
+        raise BNetError(subject, hint=hint) from error
     return pyarrow
 
 
@@ -414,12 +407,9 @@ def _group_columns(pa: Any) -> dict[str, Any]:
     }
 
 
-def _node_tables(pa: Any, state: SentenceState, selection: NodeSelection, schema: Any) -> Iterator[pa.Table]:
-    """The nodes of each selected group."""
-    for spec in state.network.specs:
-        if state.ground.is_selected(spec.group, selection):
-            nodes = iter_nodes(state.ground, spec, selection, state.tokens, state.evidence.keys())
-            yield pa.Table.from_pylist([{"name": name, **data} for name, data in nodes], schema=schema)
+def _make_node_table(pa: Any, nodes: Iterable[tuple[str, dict[str, Any]]], columns: dict[str, Any]) -> pa.Table:
+    """The table of nodes from their names and attributes."""
+    return pa.Table.from_pylist([{"name": name, **data} for name, data in nodes], schema=pa.schema(columns))
 
 
 def _arrow_tables(

@@ -223,9 +223,8 @@ def _parse_states(variable: str, tokens: _TokenStream) -> tuple[str, ...]:
             states = _split(tokens.take_until("}")[0])
             if count != str(len(states)) or len({*states}) < len(states):
                 hint = "Correct the number in brackets or the list of states"
-                raise BNetError(
-                    f"variable {variable}", expected=f"{count} states, which are different", actual=states, hint=hint
-                )
+                expected = f"{count} states, which are different"
+                raise BNetError(f"variable {variable}", expected=expected, actual=states, hint=hint)
         elif token != ";" and tokens.take_until(";}")[1] == "}":  # a property
             break
     if not states:
@@ -631,10 +630,8 @@ def model_to_tables(
             logs = [[_compute_log_row(run, plan, set_states.get(plan.node)) for plan in group] for run in results]
             for plan, rows in zip(group, zip(*logs, strict=True), strict=True):
                 table = np.moveaxis(to_numpy(torch.stack(rows).reshape(*sizes, -1)), -1, 0)
-                if plan.evidence is not None:
-                    values = _build_likelihood_table(table, plan.name, plan.evidence)
-                else:
-                    values = np.exp(table)
+                seen = plan.evidence
+                values = np.exp(table) if seen is None else _build_likelihood_table(table, plan.name, seen)
                 tables[plan.name] = ConditionalTable(plan.name, plan.states, tuple(names[p] for p in parents), values)
     states = {plan.name: OBSERVATION_STATES[0] for plan in plans if plan.evidence is not None}
     by_node = {plan.node: plan for plan in plans if plan.evidence is None}
@@ -687,9 +684,8 @@ def _plan_tables(
     variables = set(nodes)
     for node, value in evidence.items():
         if node in variables and value.is_floating_point():
-            plans.append(
-                _TablePlan(node, f"{ground.name(node)}_{OBSERVATION_STATES[0]}", OBSERVATION_STATES, (node,), value)
-            )
+            name = f"{ground.name(node)}_{OBSERVATION_STATES[0]}"
+            plans.append(_TablePlan(node, name, OBSERVATION_STATES, (node,), value))
         elif node not in variables:
             plans.append(_TablePlan(node, ground.name(node), OBSERVATION_STATES, find_discrete_parents(node), value))
     return plans
@@ -704,9 +700,8 @@ def _check_table_sizes(model: GroundModel, plans: Sequence[_TablePlan], limit: i
         entries = len(plan.states) * math.prod(model.count_states(parent) for parent in plan.parents)
         if dims > MAX_TABLE_DIMS or entries > limit:
             expected = f"a table of at most {MAX_TABLE_DIMS} dims and {limit:,} entries"
-            raise BudgetError(
-                plan.name, expected=expected, actual=f"{dims} dims and {format_count(entries)} entries", hint=hint
-            )
+            actual = f"{dims} dims and {format_count(entries)} entries"
+            raise BudgetError(plan.name, expected=expected, actual=actual, hint=hint)
         total += entries
     if total > limit:
         actual = f"{format_count(total)} in {len(plans)} tables"
@@ -715,8 +710,7 @@ def _check_table_sizes(model: GroundModel, plans: Sequence[_TablePlan], limit: i
     count = sum(math.prod(model.count_states(p) for p in parents) for parents in _group_by_parents(plans))
     if count > budget:
         expected = f"at most {budget:,} runs, one for each joint state of a variable's parents"
-        actual = f"{format_count(count)} runs"
-        raise BudgetError("discrete part", expected=expected, actual=actual, hint="Raise runs=")
+        raise BudgetError("discrete part", expected=expected, actual=f"{format_count(count)} runs", hint="Raise runs=")
 
 
 def _group_by_parents(plans: Sequence[_TablePlan]) -> dict[tuple[int, ...], list[_TablePlan]]:
@@ -764,8 +758,7 @@ def _get_state_names(model: GroundModel, node: int) -> tuple[str, ...]:
         labels = words
     names = tuple(map(str, range(count))) if labels is None else tuple(map(get_raw, labels))
     if len(set(names)) != count:
-        expected = f"{count} different labels"
-        raise BNetError(f"labels of {spec.group.name}", expected=expected, actual=labels)
+        raise BNetError(f"labels of {spec.group.name}", expected=f"{count} different labels", actual=labels)
     return names
 
 

@@ -80,11 +80,6 @@ class SiteStatusMessenger(Messenger):
         self.is_fixed = bool(msg["is_observed"])
 
 
-def is_enumerating() -> bool:
-    """Return True inside a handler that enumerates sites, such as that of `TraceEnum_ELBO`."""
-    return any(isinstance(handler, EnumMessenger) for handler in _PYRO_STACK)
-
-
 def iterate_handled_sites() -> Iterator[tuple[str, str, object]]:
     """Iterate over the data of the handlers around the model: `"condition"` or `"do"`, the name, the value."""
     for handler in _PYRO_STACK:
@@ -133,23 +128,16 @@ def check_handled_sites(
             is_set = network.get_spec(name).tpm.is_random
             kind = "a node that do= sets" if is_set else "a deterministic node"
             hint = f"Leave {name} out of do=" if is_set else f"Use model(x, do={{{name!r}: ...}}) to set the node"
-            raise BNetError(
-                f"{handler} on {name}",
-                expected="a random site of the model",
-                actual=f"{kind}, for which Pyro would silently ignore the value",
-                allowed=", ".join(sorted(sites)),
-                hint=hint,
-            )
+            expected = "a random site of the model"
+            actual = f"{kind}, for which Pyro would silently ignore the value"
+            allowed = ", ".join(sorted(sites))
+            raise BNetError(f"{handler} on {name}", expected=expected, actual=actual, allowed=allowed, hint=hint)
         # A name that is not a node of the net may be a site of a model around this one.
         elif (owner := network.graph.find_group_of_node(name)) is not None:
             hint = f"Use {owner.name!r}"
             hint += f", or y={{{owner.name!r}: ...}} with observed_mask=" if owner.name in sites else ""
-            raise BNetError(
-                f"{handler} on {name}",
-                expected="the name of a node group, because all its nodes are one site",
-                actual="the name of one node",
-                hint=hint,
-            )
+            expected = "the name of a node group, because all its nodes are one site"
+            raise BNetError(f"{handler} on {name}", expected=expected, actual="the name of one node", hint=hint)
     for name in sorted(handled["do"] & (handled["condition"] | observed)):
         raise EvidenceError(name, expected="do or evidence on a node, not both")
     return {handler: frozenset(names) for handler, names in handled.items()}
@@ -302,12 +290,8 @@ def to_pyro_distribution(subject: str, distribution: Distribution) -> Any:
     kind = getattr(dist, type(distribution).__name__, None)
     arguments = {name: vars(distribution)[name] for name in distribution.arg_constraints if name in vars(distribution)}
     if kind is None or not arguments:
-        raise BNetError(
-            subject,
-            expected="a distribution that Pyro defines",
-            actual=format_value(distribution),
-            hint="Use a class of pyro.distributions",
-        )
+        expected, hint = "a distribution that Pyro defines", "Use a class of pyro.distributions"
+        raise BNetError(subject, expected=expected, actual=format_value(distribution), hint=hint)
     if "logits" in arguments:
         arguments.pop("probs", None)
     return kind(**arguments, validate_args=False)
@@ -352,12 +336,6 @@ class ComponentSampler:
                 self.samples = SamplingScan(self.state, self.component, shapes, draw_states).sample()
         return self.samples[index].reshape(torch.Size(shape))
 
-    def log_prob(self, spec: NodeSpec, value: Tensor) -> Tensor:
-        """`log P` of each word, given the values of the other words."""
-        context, parents = gather_parents(self.state, spec)
-        log_prob: Tensor = Categorical(logits=spec.tpm.logits(context, *parents), validate_args=False).log_prob(value)
-        return log_prob
-
 
 class WordByWord(TorchDistribution):
     """The distribution of the states of a random group that depends on itself at the neighbouring word."""
@@ -376,7 +354,10 @@ class WordByWord(TorchDistribution):
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log probability of the state of each word, given the others."""
-        return self.sampler.log_prob(self.spec, value)
+        context, parents = gather_parents(self.sampler.state, self.spec)
+        logits = self.spec.tpm.logits(context, *parents)
+        log_prob: Tensor = Categorical(logits=logits, validate_args=False).log_prob(value)
+        return log_prob
 
     def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> WordByWord:
         """The distribution with more leading dims."""
@@ -424,9 +405,7 @@ class PyroModel:
         self._log_evidence = _LogEvidence(self._module)
         self.random_specs = tuple(m for m in network.specs if m.tpm.is_random)
         self.priors = {
-            f"{spec.param_prefix}.{name}": f"theta_{spec.param_prefix}"
-            if name == "logits"
-            else f"theta_{spec.param_prefix}_{name}"
+            f"{spec.param_prefix}.{name}": f"theta_{spec.param_prefix}{'' if name == 'logits' else f'_{name}'}"
             for spec in self.random_specs
             for name in spec.priors
             if parameters == "prior"
@@ -512,15 +491,13 @@ class PyroModel:
         for name, value in state.parameters.items():
             if value.dim() > self.network.parameters[name].dim():
                 expected = "no vectorized particles, because choices='summed' sums the choices for one set of tables"
-                raise BNetError(
-                    "vectorize_particles", expected=expected, actual=f"{name} of shape {tuple(value.shape)}"
-                )
+                actual = f"{name} of shape {tuple(value.shape)}"
+                raise BNetError("vectorize_particles", expected=expected, actual=actual)
         total = torch.func.functional_call(self._log_evidence, stored, (evidence, request))
         is_batch = len(total) > 1 or ("sentence", None) in plates
         with plates["sentence", None] if is_batch else contextlib.nullcontext():
-            pyro.factor(
-                "log_evidence", total.reshape(-1, *[1] * (self.max_plate_nesting - 1)) if is_batch else total[0]
-            )
+            shape = [-1, *[1] * (self.max_plate_nesting - 1)] if is_batch else []
+            pyro.factor("log_evidence", total.reshape(shape))
 
     def data(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert values of random groups to Pyro's shape, for `condition` and `do`.
@@ -558,14 +535,11 @@ class PyroModel:
         """Run component by component in topological order: sample the sites, compute deterministic groups."""
         state, values, graph = run.state, dict[str, Tensor](), self.network.graph
         output = () if self.random_specs or record else (find_default_output(self.network),)
-        requested = [
-            *(spec.group.index for spec in self.random_specs),
-            *(graph.get_group(n).index for n in (*record, *output)),
-        ]
+        requested = [spec.group.index for spec in self.random_specs]
+        requested += [graph.get_group(name).index for name in (*record, *output)]
         for component in self.network.filter_components(graph.ancestral_set(requested)):
-            random = [
-                index for index in component if self.network.specs[index].tpm.is_random and index not in run.intervened
-            ]
+            random = [index for index in component if self.network.specs[index].tpm.is_random]
+            random = [index for index in random if index not in run.intervened]
             is_scanned = component[0] in graph.recurrent
             for index in random if is_scanned else ():
                 if index in run.observed:
@@ -603,7 +577,9 @@ class PyroModel:
         sampler = ComponentSampler(state, component, sizes)
         for spec in specs:
             value = self._sample_site(run, spec, WordByWord(sampler, spec, sampler.shapes[spec.group.index]))
-            if spec.group.index in sampler.samples and is_enumerating():
+            # inside a handler that enumerates sites, such as that of `TraceEnum_ELBO`
+            is_enumerated = any(isinstance(handler, EnumMessenger) for handler in _PYRO_STACK)
+            if spec.group.index in sampler.samples and is_enumerated:
                 expected = "a choice whose words do not interact, because enumeration sums each word out separately"
                 hint = "Use net.pyro(choices='summed'), sample the choice in a guide (SVI), or set it with do="
                 raise BNetError(spec.group.name, expected=expected, actual="a chain along words", hint=hint)
@@ -705,9 +681,8 @@ class PyroModel:
                 plates["plate", name] = pyro.plate(_unique_name(name, used_names), size, dim=k - len(self.plates) - 1)
         for stack, count in state.word_counts.items():
             if count > 1 and any(spec.group.word_stack == stack for spec in self.random_specs):
-                plates[WORD, stack] = pyro.plate(
-                    _unique_name(f"{stack}_{WORD}" if stack else WORD, used_names), count, dim=-1
-                )
+                name = _unique_name(f"{stack}_{WORD}" if stack else WORD, used_names)
+                plates[WORD, stack] = pyro.plate(name, count, dim=-1)
         return plates
 
     def _lay_out_observations(
@@ -720,7 +695,7 @@ class PyroModel:
     ) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Lay out the observations, with zero in unobserved entries, and their masks; both by group."""
         by_group: dict[int, tuple[str, Tensor]] = {}
-        names = [m.group.name for m in self.random_specs]
+        names = [spec.group.name for spec in self.random_specs]
         for name, value in y.items():
             label = f"y[{name!r}]"
             if name not in names:
@@ -739,8 +714,7 @@ class PyroModel:
             if spec.group.index not in by_group:
                 raise BNetError(label, expected=f"observations in y[{name!r}]; they are missing")
             if self.network.graph.out_edges[spec.group.index]:
-                expected = "a readout, which has no children"
-                raise BNetError(label, expected=expected, actual="a node group with children")
+                raise BNetError(label, expected="a readout, which has no children", actual="a node group with children")
             batch_shape = _get_batch_shape(state, spec, batch)
             if not isinstance(value, Tensor) or value.dtype != torch.bool or tuple(value.shape) != batch_shape:
                 actual = f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, Tensor) else value

@@ -52,9 +52,8 @@ class TextExamples:
             return "next"
         if requested == "next":
             hint = "Remove the text after each tab, or use --observe words or label"
-            raise BNetError(
-                "--observe next", expected="lines without a tab", actual="observations after a tab", hint=hint
-            )
+            actual = "observations after a tab"
+            raise BNetError("--observe next", expected="lines without a tab", actual=actual, hint=hint)
         fits = [len(a.split()) == len(b.split()) for a, b in zip(self.texts, self.targets, strict=True)]
         if requested == "words" and not all(fits):
             k = fits.index(False)

@@ -99,8 +99,7 @@ def bayesuvius(
     check_choice("attention", attention, ("soft", "marginal"))
     if combine == "concat" and (atoms is not None or per != "sentence"):
         option, actual = ("per", per) if atoms is None else ("atoms", atoms)
-        expected = "the default, because combine='concat' has no selector"
-        raise BNetError(option, expected=expected, actual=actual)
+        raise BNetError(option, expected="the default, because combine='concat' has no selector", actual=actual)
     key = dim if key_dim is None else check_int("key_dim", key_dim)
     value = dim if value_dim is None else check_int("value_dim", value_dim)
     slice_ = _SliceBuilder(dim, {"q": key, "k": key, "v": value}, parse_mask(mask), Dot(scale), residual, prior)
@@ -164,13 +163,11 @@ class _SliceBuilder:
 
         c has no arrow to W, only to x' or to the choices of atoms.
         """
-        atom_nodes = [
-            Node(f"m_{r}", Categorical(m, prior=self.prior), ["c"], ["word"]) for r, m in (num_atoms or {}).items()
-        ]
+        atoms = (num_atoms or {}).items()
         return [
             *self._build_projections({role: f"atom_{role}" if num_atoms else "head" for role in self.widths}),
             Node("c", Categorical(heads, prior=self.prior), plates=["word"]),
-            *atom_nodes,
+            *(Node(f"m_{role}", Categorical(m, prior=self.prior), ["c"], ["word"]) for role, m in atoms),
             self._build_attention("x", self.get_picks(num_atoms), ["word"], self.residual),
         ]
 

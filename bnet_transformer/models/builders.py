@@ -148,9 +148,8 @@ def _check_complete(net: BNet, stack: str, module: nn.Module, weights: Mapping[s
 def _convert_layer(t: int, layer: nn.Module) -> list[RoleParameters]:
     """The parameters of one slice."""
     if not isinstance(layer, LAYER_TYPES):
-        raise BNetError(
-            "module", expected="a supported torch module", actual=type(layer).__name__, allowed=SUPPORTED_MODULES
-        )
+        expected = "a supported torch module"
+        raise BNetError("module", expected=expected, actual=type(layer).__name__, allowed=SUPPORTED_MODULES)
     parts = [*_convert_attention(t, "", layer.self_attn), _convert_norm("norm1", t, layer.norm1)]
     last = layer.norm2
     if isinstance(layer, nn.TransformerDecoderLayer):
@@ -166,8 +165,7 @@ def _convert_attention(t: int, prefix: str, module: nn.MultiheadAttention) -> li
     """The parameters of multi-head attention; the plate of heads is the first dim."""
     dim, heads = module.embed_dim, module.num_heads
     if module.in_proj_weight is None or module.bias_k is not None or module.add_zero_attn:
-        expected = "no option kdim, vdim, add_bias_kv or add_zero_attn"
-        raise BNetError("MultiheadAttention", expected=expected)
+        raise BNetError("MultiheadAttention", expected="no option kdim, vdim, add_bias_kv or add_zero_attn")
     parts: list[RoleParameters] = []
     weights = module.in_proj_weight.chunk(3)
     biases = [None] * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
@@ -183,8 +181,7 @@ def _convert_recurrent(module: nn.RNN | nn.LSTM) -> list[RoleParameters]:
     """The parameters of all slices of a recurrent net, from torch's matrices with the rows of all gates."""
     if module.bidirectional or module.proj_size:
         actual = "bidirectional" if module.bidirectional else f"proj_size={module.proj_size}"
-        expected = "a module with one direction and without projection"
-        raise BNetError("module", expected=expected, actual=actual)
+        raise BNetError("module", expected="a module with one direction and without projection", actual=actual)
     if module.dropout and module.num_layers > 1:
         expected = "no dropout between layers, which a recurrent net does not have"
         actual = f"dropout={module.dropout}"
@@ -233,6 +230,15 @@ def build_observation(readout: TPM | None, source_role: str = "x", plates: Seque
     if slots[0].endswith("."):
         return [Node("y", readout, [Arrow(source_role, "every")])]
     return [Node("y", readout, [source_role], plates=plates)]
+
+
+def build_logits(states: int, source: str, *, tied: bool, has_bias: bool) -> list[Node]:
+    """The nodes `logits` and `y` of each word, with a separate matrix or the table of the words (`tied`)."""
+    logits = (Affine if has_bias else Linear)(None if tied else states)
+    return [
+        Node("logits", logits, [TABLE, source] if tied else [source], WORD),
+        Node("y", Categorical(states, affine=False), ["logits"], WORD),
+    ]
 
 
 @dataclass(frozen=True)
@@ -307,11 +313,8 @@ class StackBuilder(CheckedDataclass):
         if transform:
             nodes.append(Node("transform_norm", self.norm_tpm, ["transform"], WORD))
         source = nodes[-1].role if nodes else self.output_role
-        size = count_words(vocabulary)
-        num_logits = None if tied else size
-        logits = Affine(num_logits) if self.bias and (transform or not tied) else Linear(num_logits)
-        nodes.append(Node("logits", logits, [TABLE, source] if tied else [source], WORD))
-        return [*nodes, Node("y", Categorical(size, affine=False), ["logits"], WORD)]
+        has_bias = self.bias and (transform is not None or not tied)
+        return nodes + build_logits(count_words(vocabulary), source, tied=tied, has_bias=has_bias)
 
     def build_pooled_readout(
         self, readout: Categorical | Normal, pool: str | None, transform: str | None
@@ -422,12 +425,8 @@ class BlockBuilder(StackBuilder):
             return self._build_parallel_sublayers(reach)
         nodes = self._build_residual("x", partial(self._build_attention, reach=reach), ("drop1", "add1", "norm1"))
         if cross_reach is not None:
-            attend = partial(
-                self._build_attention,
-                reach=cross_reach,
-                prefix="cross_",
-                memory=(f"enc.{self.output_role}", "enc.word"),
-            )
+            memory = (f"enc.{self.output_role}", "enc.word")
+            attend = partial(self._build_attention, reach=cross_reach, prefix="cross_", memory=memory)
             nodes += self._build_residual(nodes[-1].role, attend, ("cross_drop", "cross_add", "cross_norm"))
         return nodes + self._build_residual(
             nodes[-1].role, self._build_feed_forward, ("drop2", "add2", "norm2"), makes_state=True
@@ -535,8 +534,7 @@ def parse_mask(mask: object, subject: str = "mask") -> Reach:
     """The reach of a mask; None is the reach `"every"`."""
     reach = as_reach(mask)
     if reach.is_single:
-        allowed = "None, 'causal', a Reach, a table of booleans"
-        raise BNetError(subject, expected="a mask", actual=mask, allowed=allowed)
+        raise BNetError(subject, expected="a mask", actual=mask, allowed="None, 'causal', a Reach, a table of booleans")
     return reach
 
 

@@ -69,23 +69,19 @@ def recurrent(
     """
     check_choice("cell", cell, CELLS)
     if activation is not None and cell != "rnn":
-        raise BNetError(
-            "activation", expected="None for an LSTM, because its gates have fixed activations", actual=activation
-        )
+        expected = "None for an LSTM, because its gates have fixed activations"
+        raise BNetError("activation", expected=expected, actual=activation)
     builder, tied = StackBuilder(dim, bias, features), is_tied(tie, vocabulary)
+    state = Recur(builder.dim, activation or "tanh", bias)
+    rnn = [Node("x", state, ["x", _previous_word("x")], WORD, shape=(builder.dim,))]
     stack = Stack(
-        _build_lstm(builder.dim, bias) if cell == "lstm" else _build_rnn(builder.dim, activation or "tanh", bias),
+        _build_lstm(builder.dim, bias) if cell == "lstm" else rnn,
         builder.build_embedding(vocabulary, None, tied=tied, mapped=False),
         builder.build_readout(readout, vocabulary, pool, transform, tied=tied),
         slices=slices,
         vocabulary=list_words(vocabulary),
     )
     return BNet(Declaration([stack], builder.build_embedding_table(vocabulary, tied=tied), name=cell), seed=seed)
-
-
-def _build_rnn(dim: int, activation: str, bias: bool) -> list[Node]:
-    """The nodes of one slice of an RNN: the next state, from the state and the next state of the word before."""
-    return [Node("x", Recur(dim, activation, bias), ["x", _previous_word("x")], WORD, shape=(dim,))]
 
 
 def _build_lstm(dim: int, bias: bool) -> list[Node]:

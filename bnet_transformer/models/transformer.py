@@ -93,10 +93,8 @@ def encoder(
         slices=slices,
         vocabulary=list_words(vocabulary),
     )
-    return BNet(
-        Declaration([stack], builder.build_embedding_table(vocabulary, tied=tied), builder.plates, name="encoder"),
-        seed=seed,
-    )
+    table = builder.build_embedding_table(vocabulary, tied=tied)
+    return BNet(Declaration([stack], table, builder.plates, name="encoder"), seed=seed)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -183,10 +181,8 @@ def decoder(
         slices=slices,
         vocabulary=list_words(vocabulary),
     )
-    return BNet(
-        Declaration([stack], builder.build_embedding_table(vocabulary, tied=tied), builder.plates, name="decoder"),
-        seed=seed,
-    )
+    table = builder.build_embedding_table(vocabulary, tied=tied)
+    return BNet(Declaration([stack], table, builder.plates, name="decoder"), seed=seed)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -288,12 +284,8 @@ def encoder_decoder(
         name="dec",
         vocabulary=list_words(target),
     )
-    return BNet(
-        Declaration(
-            [enc, dec], builder.build_embedding_table(target, tied=tied), builder.plates, name="encoder-decoder"
-        ),
-        seed=seed,
-    )
+    table = builder.build_embedding_table(target, tied=tied)
+    return BNet(Declaration([enc, dec], table, builder.plates, name="encoder-decoder"), seed=seed)
 
 
 def _parse_slices(slices: object) -> dict[str, int]:

@@ -125,7 +125,11 @@ def from_pretrained(
         model = replace(model, config=load_config(family, model.config, model.origin))
     net = _build_net(model, family, readout, device_map, dtype)
     if in_memory if check is None else check:
-        exact = net if dtype is None else _build_exact_net(model, family, readout, device_map)
+        exact = net
+        if dtype is not None:  # without rounding the weights, the values are comparable with those of the model
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # its warnings are those of the net in another dtype
+                exact = _build_net(model, family, readout, device_map, promote_weight_dtypes(model.weights))
         with ignore_caller_modes():
             check_values(exact, source if in_memory else load_reference(model, exact))
     return net
@@ -137,13 +141,6 @@ def _build_net(
     """Build the net of a source on the devices of a map, in a dtype."""
     weights = apply_device_map(family, model.weights, device_map, dtype)
     return source_to_net(replace(model, weights=weights), readout)
-
-
-def _build_exact_net(model: ModelSource, family: ModelFamily, readout: str | None, device_map: object) -> BNet:
-    """Build the net of a source without rounding its weights, which is comparable with its model."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its warnings are those of the net in another dtype
-        return _build_net(model, family, readout, device_map, promote_weight_dtypes(model.weights))
 
 
 def _load_tiny(options: Mapping[str, object]) -> BNet:

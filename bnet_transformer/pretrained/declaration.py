@@ -18,7 +18,7 @@ from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.declare import Arrow, Declaration, Node, Stack
 from bnet_transformer.errors import BNetError, FileError
-from bnet_transformer.models.builders import TABLE, WORD, BlockBuilder
+from bnet_transformer.models.builders import TABLE, WORD, BlockBuilder, build_logits
 from bnet_transformer.pretrained.family import Config, ModelFamily, ModelOptions, is_causal
 from bnet_transformer.pretrained.weights import StateDict, are_tensors_equal, canonicalize_key, index_keys, locate_bias
 from bnet_transformer.tpm import (
@@ -32,7 +32,6 @@ from bnet_transformer.tpm import (
     Embed,
     EvalContext,
     Given,
-    Linear,
     Patches,
     Pool,
     Positions,
@@ -131,12 +130,11 @@ def _build_embedding(family: ModelFamily, options: ModelOptions, builder: BlockB
         Node("embed", Embed(width, tied=tied), [TABLE, "token"] if tied else ["token"], WORD),
         Node("position", Positions(options.num_positions, width), plates=WORD),
     ]
+    terms = ["embed", "position"]
     if options.segments is not None:
-        nodes += [
-            Node(SEGMENT_ROLE, Given(states=options.segments, default=0), plates=WORD),
-            Node("segment_embed", Embed(width), [SEGMENT_ROLE], WORD),
-        ]
-    terms = ["embed", "position"] + (["segment_embed"] if options.segments is not None else [])
+        nodes.append(Node(SEGMENT_ROLE, Given(states=options.segments, default=0), plates=WORD))
+        nodes.append(Node("segment_embed", Embed(width), [SEGMENT_ROLE], WORD))
+        terms.append("segment_embed")
     nodes.append(Node(sum_role, Add(), terms, WORD))
     if "embed_norm" in family.modules:
         norm = Node("embed_norm", builder.norm_tpm, [sum_role], WORD)
@@ -164,20 +162,20 @@ def _build_readout(family: ModelFamily, options: ModelOptions, builder: BlockBui
     if options.readout == "tag":
         return [Node("tags", Affine(count), [builder.output_role], WORD), Node("y", label, ["tags"], WORD)]
     if options.readout == "class":
-        pooled = _build_pooler(builder, *family.classifier) if family.classifier else _build_first_word(builder)
+        pooled = _build_pooler(builder, *family.classifier) if family.classifier else [_build_first_word(builder)]
         return [*pooled, Node("classifier", Affine(count), [pooled[-1].role]), Node("y", label, ["classifier"])]
     return []
 
 
-def _build_first_word(builder: BlockBuilder) -> list[Node]:
+def _build_first_word(builder: BlockBuilder) -> Node:
     """Build the node of the last state of the first word."""
-    return [Node("first", Add(), [Arrow(builder.output_role, "first")])]
+    return Node("first", Add(), [Arrow(builder.output_role, "first")])
 
 
 def _build_pooler(builder: BlockBuilder, dense: str, activation: str) -> list[Node]:
     """Build the nodes of `s(W x + b)`, where x is the last state of the first word."""
-    pooled = Node("pooled", Activation(activation), [dense])
-    return [*_build_first_word(builder), Node(dense, Affine(builder.dim), ["first"]), pooled]
+    first, pooled = _build_first_word(builder), Node("pooled", Activation(activation), [dense])
+    return [first, Node(dense, Affine(builder.dim), ["first"]), pooled]
 
 
 def _build_lm_head(family: ModelFamily, options: ModelOptions, builder: BlockBuilder, *, tied: bool) -> list[Node]:
@@ -191,16 +189,7 @@ def _build_lm_head(family: ModelFamily, options: ModelOptions, builder: BlockBui
             Node("transform_norm", builder.norm_tpm, ["transform"], WORD),
         ]
         source = "transform_norm"
-    return nodes + build_word_readout(options.states, source, tied=tied, has_bias=family.logits_bias)
-
-
-def build_word_readout(states: int, source: str, *, tied: bool, has_bias: bool) -> list[Node]:
-    """Build the nodes `logits` and `y` of each position, with a separate matrix or the table of the words (`tied`)."""
-    logits = (Affine if has_bias else Linear)(None if tied else states)
-    return [
-        Node("logits", logits, [TABLE, source] if tied else [source], WORD),
-        Node("y", Categorical(states, affine=False), ["logits"], WORD),
-    ]
+    return nodes + build_logits(options.states, source, tied=tied, has_bias=family.logits_bias)
 
 
 # families of an encoder and a decoder
@@ -296,8 +285,7 @@ class EncoderDecoderFamily(ModelFamily):
             sizes[option] = getattr(encoder, option) if value is None else check_int(f"{key} of the config", value)
         if sizes["heads"] != encoder.heads:
             expected = f"{encoder.heads}, the number of heads of the encoder"
-            subject = f"{self.decoder_keys['heads']} of the config"
-            raise BNetError(subject, expected=expected, actual=sizes["heads"])
+            raise BNetError(f"{self.decoder_keys['heads']} of the config", expected=expected, actual=sizes["heads"])
         return sizes
 
     def _is_enabled(self, config: Config, option: str) -> bool:
@@ -427,4 +415,4 @@ def _build_decoder_readout(options: EncoderDecoderOptions, builder: BlockBuilder
     if options.logits_scale != 1:
         nodes, source = [Node("scaled", Scale(options.logits_scale), [builder.output_role], WORD)], "scaled"
     states, has_bias = options.decoder_sizes["states"], options.logits_bias
-    return nodes + build_word_readout(states, source, tied=has_tied_readout(options), has_bias=has_bias)
+    return nodes + build_logits(states, source, tied=has_tied_readout(options), has_bias=has_bias)

@@ -25,7 +25,6 @@ from bnet_transformer.tpm import Bias, Patches, Rotary
 Config = Mapping[str, Any]
 MAX_SIZE = 2**22  # maximum width, and maximum size of a vocabulary
 ROPE_TYPES = ("default", "linear", "llama3")
-DEFAULT_ROPE_THETA = 10000.0
 LABEL_KEYS = ("num_labels", "id2label", "problem_type")
 PATCH_KEYS = ("image_size", "patch_size", "num_channels")
 ROPE_KEYS = ("rope_scaling", "rope_parameters", "original_max_position_embeddings")
@@ -145,7 +144,7 @@ def config_to_rotary(
         raise BNetError(subject, expected=expected, actual=fraction)
     rotated = int(widths[1] * fraction)
     num_features = None if rotated == widths[0] else rotated
-    theta = next(value for value in (rope.get("rope_theta"), theta, DEFAULT_ROPE_THETA) if value is not None)
+    theta = next(value for value in (rope.get("rope_theta"), theta, 10000.0) if value is not None)
     theta = check_float("rope_theta of the config", theta, above=0)
     if kind == "default":
         return Rotary(theta, num_features)
@@ -209,8 +208,6 @@ def _read_size_pair(config: Config, name: str, default: int) -> tuple[int, int]:
 MAX_SLICES = 2**10
 MAX_WORDS = 2**32  # maximum number of words of a sentence
 SIZE_OPTIONS = ("dim", "heads", "slices", "hidden", "states", "segments", "embedding")
-
-
 ACTIVATIONS = {
     "gelu": "gelu",
     "gelu_python": "gelu",
@@ -433,8 +430,7 @@ class ModelFamily:
         dim, heads = self.read_size(config, "dim"), self.read_size(config, "heads")
         activation, key_dim = self.read_setting(config, "activation"), self.read_optional_size(config, "key_dim")
         if dim % heads and key_dim is None:
-            expected = f"a number of heads that divides {dim}"
-            raise BNetError(f"config of {self.name}", expected=expected, actual=heads)
+            raise BNetError(f"config of {self.name}", expected=f"a number of heads that divides {dim}", actual=heads)
         if not isinstance(activation, str) or activation not in ACTIVATIONS:
             allowed = ", ".join(ACTIVATIONS)
             expected = "a supported activation"
@@ -511,17 +507,15 @@ class ModelFamily:
         key, default = self.config_keys.get(option), self.config_defaults.get(option)
         value = default if key is None else config.get(key, default)
         if value is None and option not in self.config_defaults:
-            expected = f"a value for {key or option!r}; it is missing"
-            raise BNetError(f"config of {self.name}", expected=expected)
+            raise BNetError(f"config of {self.name}", expected=f"a value for {key or option!r}; it is missing")
         return value
 
     def _check_settings(self, config: Config) -> None:
         """Raise an error for settings that are not read and could change the equations."""
         neutral = {key: (value,) for key, value in (NEUTRAL | dict(self.unsupported)).items()}
         read = {*self.read_keys, *self.irrelevant} - self.unsupported.keys()
-        settings = {
-            k: value for k, value in config.items() if k in self.unsupported or not IRRELEVANT_KEYS.fullmatch(k)
-        }
+        keys = [key for key in config if key in self.unsupported or not IRRELEVANT_KEYS.fullmatch(key)]
+        settings = {key: config[key] for key in keys}
         check_settings(f"config of {self.name}", self.name, settings, read, neutral, UNREAD_ADVICE)
 
     def _count_positions(self, config: Config) -> int:

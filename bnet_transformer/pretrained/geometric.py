@@ -33,6 +33,7 @@ from bnet_transformer.tpm.volume_preserving import packed_size
 
 TRIANGLE_SIDES = {"LowerTriangular": "lower", "UpperTriangular": "upper"}
 MAX_ATTRIBUTE_BYTES = 1024
+H5PY_ERRORS = (OSError, LookupError, RuntimeError, TypeError, ValueError, MemoryError)
 LAYER_DESCRIPTIONS: dict[str, str] = {
     "heads": "attention (PQ, PK, PV)",
     "matrix": "attention (A, a matrix)",
@@ -248,27 +249,15 @@ def _read_file(path: Path, plan: Callable[[list[FileLayer]], NetPlan]) -> NetPla
             root = _HDF5Node(path, file)
             declared = _read_layers(path, root)
             plan(declared)
-            _check_total_size(path, declared)
+            size = sum(value.nbytes for layer in declared for value in layer.tensors.values())
+            if size > (available := path.stat().st_size):  # layers share their numbers, which are read once for each
+                expected = f"at most {available:,} bytes of numbers, the size of the file"
+                raise FileError(str(path), expected=expected, actual=f"{size:,} bytes")
             return plan(_read_layers(path, replace(root, has_numbers=True)))
     except BNetError:
         raise
-    except (
-        OSError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        MemoryError,
-    ) as error:  # h5py raises all of these
+    except H5PY_ERRORS as error:
         raise FileError(str(path), expected="a valid HDF5 file", actual=str(error)) from error
-
-
-def _check_total_size(path: Path, layers: Sequence[FileLayer]) -> None:
-    """Raise an error for layers that share their numbers, which are read once for each layer."""
-    declared = sum(value.nbytes for layer in layers for value in layer.tensors.values())
-    if declared > (available := path.stat().st_size):
-        expected = f"at most {available:,} bytes of numbers, the size of the file"
-        raise FileError(str(path), expected=expected, actual=f"{declared:,} bytes")
 
 
 def _read_layers(path: Path, root: _HDF5Node) -> list[FileLayer]:
@@ -282,8 +271,7 @@ def _read_layers(path: Path, root: _HDF5Node) -> list[FileLayer]:
     layers = [_read_layer(name, parts[name]) for name in names]
     for layer in layers:
         if layer.dim != layers[0].dim:
-            expected = f"width {layers[0].dim}, as in L1"
-            raise FileError(f"{path}: {layer.name}", expected=expected, actual=layer.dim)
+            raise FileError(f"{path}: {layer.name}", expected=f"width {layers[0].dim}, as in L1", actual=layer.dim)
     dtypes = {f"{layer.name}/{name}": value.dtype for layer in layers for name, value in layer.tensors.items()}
     first = next(iter(dtypes))
     for name, dtype in dtypes.items():

@@ -116,8 +116,9 @@ def _build_tokenizer(origin: str, values: Mapping[str, Any], pre: PreTokenizer) 
     if types and len(types) != len(tokens):
         expected = f"the types of {len(tokens)} tokens"
         raise FileError(f"tokenizer.ggml.token_type of {origin}", expected=expected, actual=f"{len(types)} types")
-    added = [
-        _build_added_token(k, tokens[k], is_special=kind == CONTROL)
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    added = [  # tokens that are matched as a unit in the text
+        {"id": k, "content": tokens[k], **flags, "special": kind == CONTROL}
         for k, kind in enumerate(types)
         if kind in (CONTROL, USER_DEFINED)
     ]
@@ -147,12 +148,6 @@ def _check_texts(origin: str, values: Mapping[str, Any], name: str) -> Sequence[
         actual = "no key" if texts is None else type(texts).__name__
         raise FileError(f"tokenizer.ggml.{name} of {origin}", expected="a list of texts", actual=actual)
     return texts
-
-
-def _build_added_token(k: int, content: str, *, is_special: bool) -> dict[str, Any]:
-    """Return the entry of a token that is matched as a unit in the text."""
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": is_special}
-    return {"id": k, "content": content, **flags}
 
 
 def _build_template(
@@ -270,11 +265,8 @@ def gguf_to_source(path: Path, *, has_tokenizer: bool = False) -> ModelSource:
     metadata, tensors = _read_file(path)
     _check_kind(path, metadata)
     family, layout = _find_family(path, metadata)
-    settings = {
-        key.removeprefix(f"{layout.architecture}."): value
-        for key, value in metadata.items()
-        if key.startswith(f"{layout.architecture}.")
-    }
+    prefix = f"{layout.architecture}."
+    settings = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     if "token_embd.weight" in tensors:
         settings.setdefault("vocab_size", len(tensors["token_embd.weight"].rows))
     config = _settings_to_config(path, family, settings, tensors)
@@ -388,7 +380,11 @@ def _settings_to_config(
             raise FileError(f"metadata of {path}", expected=f"{key} of the architecture {family.name}; it is missing")
         if key in REQUIRED:
             check_int(f"{key} of {path}", settings[key])
-    _check_settings(path, family, settings, [*known, *DESCRIPTIVE])
+    width = settings.get("attention.key_length")
+    width = settings["embedding_length"] // settings["attention.head_count"] if width is None else width
+    neutral = {**NEUTRAL, "attention.value_length": (width,), "rope.dimension_count": (width,)}
+    read = [*known, *DESCRIPTIVE, *([] if family.rotary else ["rope.dimension_count"])]
+    check_settings(f"metadata of {path}", family.name, settings, read, neutral)
     config = {known[key]: value for key, value in settings.items() if key in known}
     config |= {"model_type": family.name, "tie_word_embeddings": "output.weight" not in tensors}
     factor = settings.get("rope.scaling.factor", 0)
@@ -400,16 +396,6 @@ def _settings_to_config(
         if isinstance(option, str):  # the metadata do not contain it
             config[option] = config.get(option, False) or any(f"blk.0.{name}.bias" in tensors for name in names)
     return config
-
-
-def _check_settings(path: Path, family: ModelFamily, settings: Mapping[str, Any], known: list[str]) -> None:
-    """Raise an error for keys that are not read and could change the equations, with their list."""
-    width = settings.get("attention.key_length")
-    if width is None:
-        width = settings["embedding_length"] // settings["attention.head_count"]
-    known = known if family.rotary else [*known, "rope.dimension_count"]
-    neutral = {**NEUTRAL, "attention.value_length": (width,), "rope.dimension_count": (width,)}
-    check_settings(f"metadata of {path}", family.name, settings, known, neutral)
 
 
 # tensors to weights

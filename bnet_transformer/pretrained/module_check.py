@@ -148,7 +148,9 @@ def _find_difference(expected: nn.Module, actual: nn.Module, *, is_root: bool) -
     if isinstance(expected, nn.Dropout | nn.Identity) and isinstance(actual, nn.Dropout | nn.Identity):
         return None  # all of them are the identity in evaluation mode
     is_same_type = isinstance(actual, type(expected)) if is_root else type(expected) is type(actual)
-    if not is_same_type and not _is_unscaled_embedding(expected, actual):
+    # a plain embedding may replace an embedding that scales its rows by 1
+    is_unscaled = isinstance(expected, nn.Embedding) and getattr(expected, "embed_scale", None) == 1
+    if not is_same_type and not (is_unscaled and type(actual) is nn.Embedding):
         kinds = [f"{kind.__module__}.{kind.__qualname__}" for kind in (type(expected), type(actual))]
         return kinds[0], kinds[1]
     if isinstance(expected, nn.ModuleList | nn.Sequential) and len(expected) != len(actual):  # type: ignore[arg-type]
@@ -161,12 +163,6 @@ def _find_difference(expected: nn.Module, actual: nn.Module, *, is_root: bool) -
         if not _are_settings_equal(value, other):
             return f"{name}={_format_setting(value)}", f"{name}={_format_setting(other)}"
     return None
-
-
-def _is_unscaled_embedding(expected: nn.Module, actual: nn.Module) -> bool:
-    """Return True if a plain embedding replaces an embedding that scales its rows by 1."""
-    scale = getattr(expected, "embed_scale", None)
-    return type(actual) is nn.Embedding and isinstance(expected, nn.Embedding) and scale == 1
 
 
 def _find_changed_buffer(expected: nn.Module, actual: nn.Module) -> str | None:
@@ -303,14 +299,11 @@ class WiderType(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        is_rounding = func.overloadpacket in CONVERSIONS and self._is_wider(args[0].dtype)
+        is_conversion = func.overloadpacket in CONVERSIONS
+        is_rounding = is_conversion and torch.promote_types(args[0].dtype, self.dtype) != self.dtype
         if not is_rounding and not func._schema.is_mutable:  # a change of a copy would be lost
             args, kwargs = tree_map(self._widen, (args, kwargs))
         return tree_map(self._widen, func(*args, **kwargs))
-
-    def _is_wider(self, dtype: torch.dtype) -> bool:
-        """Return True if a type is wider than the type of the block."""
-        return torch.promote_types(dtype, self.dtype) != self.dtype
 
     def _widen(self, value: Any) -> Any:
         """Return a tensor in at least the type, and a type as at least this type; other values are not changed."""
@@ -365,9 +358,8 @@ def _compute_peers(model: Any, points: Sequence[HookPoint], inputs: Mapping[str,
     except Exception as error:  # of any type: the class may have another forward
         expected = f"a forward pass of {type(model).__name__}, which is compared with the net"
         actual = format_value(f"{type(error).__name__}: {' '.join(str(error).split())}")
-        raise BNetError(
-            "source", expected=expected, actual=actual, hint="Use check=False to omit this check"
-        ) from error
+        hint = "Use check=False to omit this check"
+        raise BNetError("source", expected=expected, actual=actual, hint=hint) from error
     tensors[LOGITS] = getattr(output, LOGITS, None)
     for kind in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"):
         states = getattr(output, kind, None)
@@ -403,12 +395,6 @@ def _make_inputs(model: Any, sentence: Any) -> dict[str, Tensor]:
     return {keys[stack]: torch.tensor([ids], device=weight.device) for stack, ids in stacks.items()}
 
 
-def _select_columns(peer: Tensor, point: HookPoint) -> Tensor:
-    """Return the columns of a tensor that contain all heads of a point."""
-    start, _, end = point.spans["_".join("*" * len(point.plates))].partition(":")
-    return peer[..., int(start) : int(end)] if start else peer
-
-
 def _compute_differences(
     values: Mapping[str, Tensor], peers: Mapping[str, Tensor], points: Mapping[str, HookPoint]
 ) -> dict[str, float]:
@@ -417,7 +403,9 @@ def _compute_differences(
     for name, point in points.items():
         if point.tensor in peers:
             value = values[name].movedim(-2, 1) if point.plates else values[name]  # [batch, *plates, word, width]
-            peer = _select_columns(peers[point.tensor], point).cpu().double().flatten()
+            start, _, end = point.spans["_".join("*" * len(point.plates))].partition(":")  # the columns of all heads
+            columns = slice(int(start), int(end)) if start else slice(None)
+            peer = peers[point.tensor][..., columns].cpu().double().flatten()
             value = value.cpu().double().flatten()
             if value.shape != peer.shape:
                 differences[name] = float("inf")

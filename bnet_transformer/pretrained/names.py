@@ -206,8 +206,7 @@ def _export_name(net: BNet, name: str, kind: str, points: Sequence[HookPoint]) -
     axes = matches[0].axes
     parts += ["*"] * (len(axes) - len(parts))
     if len(parts) > len(axes) or (axes[:1] == ["slice"] and parts[0] == "*"):
-        expected = f"{'_'.join([role, *axes])}, with * for every head or word"
-        raise BNetError("name", expected=expected, actual=name)
+        raise BNetError("name", expected=f"{'_'.join([role, *axes])}, with * for every head or word", actual=name)
     indices = dict(zip(axes, parts, strict=True))
     _check_indices(net.network, indices, role, name)
     point = next(point for point in matches if point.slice is None or point.slice == int(indices["slice"]))

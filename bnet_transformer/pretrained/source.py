@@ -222,8 +222,7 @@ def _read_shard_index(index: Path) -> dict[str, str]:
     """Read the shard of each key from an index, as a file name: a path in an index cannot leave the folder."""
     parts = read_json(index, "the index of weights in several files").get("weight_map")
     if not isinstance(parts, Mapping) or not all(isinstance(part, str) for part in parts.values()):
-        expected = "a weight_map from keys to files"
-        raise FileError(str(index), expected=expected, actual=format_value(repr(parts)))
+        raise FileError(str(index), expected="a weight_map from keys to files", actual=format_value(repr(parts)))
     return {key: Path(part).name for key, part in parts.items()}
 
 
