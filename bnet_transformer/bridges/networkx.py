@@ -160,8 +160,8 @@ def sentence_to_networkx(
         state, weights=weights, slices=slices, words=words, heads=heads, attention=attention, min_weight=min_weight
     )
     max_arrows = limit
-    if min_weight is not None:
-        max_arrows = None if limit is None else max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
+    if limit is not None and min_weight is not None:
+        max_arrows = max(check_int("limit", limit, minimum=0), MAX_WEIGHTED_ARROWS)
     check_arrow_limit(state.ground, selection, max_arrows)  # before the attention is computed
     needs_weights = attention or min_weight is not None
     weights_by_arrow = arrow_weights(state.query(), state.evaluator, selection) if needs_weights else None
@@ -328,9 +328,8 @@ def write_template_graph(network: Network, folder: object) -> None:
     columns = _group_columns(pa) | {"plates": pa.list_(pa.string()), "label": pa.string()}
     slots = ("source", "target", "role", "slot", "reach")
     arrows = pa.schema({**dict.fromkeys(slots, pa.string()), "pick": pa.map_(pa.string(), pa.string())})
-    rows = [
-        {"source": u, "target": v, **data, "pick": list(data["pick"].items())} for u, v, data in graph.edges(data=True)
-    ]
+    edges = graph.edges(data=True)
+    rows = [{"source": u, "target": v, **data, "pick": list(data["pick"].items())} for u, v, data in edges]
     nodes = _make_node_table(pa, graph.nodes(data=True), columns)
     _write_folder(folder, (nodes.schema, [nodes]), (arrows, [pa.Table.from_pylist(rows, schema=arrows)]))
 

@@ -333,13 +333,12 @@ class ApiOptions:
         known: dict[str, SignatureParameter] = {}
         for name in self.names:
             known = read_source_signature(self.file, name) | known
-        prefix, defaults = self.help_prefix, self.defaults
-        parameters = [known[name] for name in self.only or known]
-        helps = [prefix + p.help[:1].lower() + p.help[1:] if prefix else p.help for p in parameters]
-        return [
-            replace(p, default=defaults.get(p.name, p.default), help=text.strip())
-            for p, text in zip(parameters, helps, strict=True)
-        ]
+        parameters = []
+        for parameter in (known[name] for name in self.only or known):
+            text, default = parameter.help, self.defaults.get(parameter.name, parameter.default)
+            text = self.help_prefix + text[:1].lower() + text[1:] if self.help_prefix else text
+            parameters.append(replace(parameter, default=default, help=text.strip()))
+        return parameters
 
 
 class SignatureCommand(click.Command):
@@ -421,7 +420,6 @@ COMMANDS = {  # command -> its module
     **{"draw": "nets", "explore": "nets", "serve": "nets", "ask": "questions", "sweep": "questions", "fit": "learning"},
     **{"heads": "questions", "train": "learning", "cost": "nets", "models": "nets", "bench": "nets"},
 }
-CONTEXT_SETTINGS = {"help_option_names": ["-h", "--help"]}
 
 
 class LazyGroup(click.Group):
@@ -463,7 +461,7 @@ class LazyGroup(click.Group):
             exit_with_error(error, debug)
 
 
-@click.group(cls=LazyGroup, context_settings=CONTEXT_SETTINGS, invoke_without_command=True)
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, invoke_without_command=True)
 @click.version_option(package_name="bnet-transformer")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error; allowed anywhere.")
 @click.pass_context

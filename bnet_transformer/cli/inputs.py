@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -111,6 +111,14 @@ class SentenceQuery(TextSource):
         is_wordless = is_saved and not load_model(self.model).network.graph.word_stacks
         return [""] if is_wordless else super().read_texts()
 
+    def iter_sentences(self, texts: Sequence[str]) -> Iterator[Sentence]:
+        """Load the net, and iterate over the bnets of texts; in a terminal, several texts have a progress bar."""
+        from tqdm import tqdm
+
+        net = load_model(self.model)
+        bar = tqdm(texts, unit="sentence", leave=False, disable=None if len(texts) > 1 else True)
+        return (self.build_sentence(net, text) for text in bar)
+
     def build_sentence(self, net: BNet, text: str) -> Sentence:
         """The bnet of a text with the values of `--input`, `--do` and `--given`."""
 
@@ -184,14 +192,6 @@ def _match_shape(net: BNet, name: str, value: object) -> object:
         return value
     spec = net.network.specs[group.index]
     return [value] if spec.shape == (1,) and not spec.tpm.is_index_valued else value
-
-
-def show_progress(items: Sequence[T], unit: str) -> Iterable[T]:
-    """Return the items; in a terminal, several items have a progress bar."""
-    from tqdm import tqdm
-
-    bar: Iterable[T] = tqdm(items, unit=unit, leave=False, disable=None if len(items) > 1 else True)
-    return bar
 
 
 # values, states, names and words

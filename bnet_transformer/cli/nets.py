@@ -56,18 +56,16 @@ def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: s
     output.check(len(texts))
     if words is not None:
         options["words"] = inputs.parse_states("--words", words)
-    net = inputs.load_model(query.model)
     sentences: list[dict[str, Any]] = []
     lines: list[str] = []
-    for k, text in enumerate(inputs.show_progress(texts, "sentence")):
-        s = query.build_sentence(net, text)
+    for k, s in enumerate(query.iter_sentences(texts)):
         files = [number_path(out, k) for out in output.out]
         for file in files:
             check_options(file, options)
         for file in files:
             s.draw(file, **options)
         nodes, arrows = len(s.ground), s.ground.count_arrows()
-        sentences.append({"sentence": text, "words": s.words, "files": files, "nodes": nodes, "arrows": arrows})
+        sentences.append({"sentence": texts[k], "words": s.words, "files": files, "nodes": nodes, "arrows": arrows})
         lines.append(f"{', '.join(files)}: {' '.join(s.words)} ({nodes:,} nodes and {arrows:,} arrows in total)")
     output.print_document({"command": "draw", "model": query.model, "sentences": sentences}, lines)
 
@@ -91,13 +89,11 @@ def explore(query: SentenceQuery, output: Output, options: dict[str, Any], open_
     if not output.out and not open_:
         raise BNetError("the output file is missing", hint="Give it with -o, such as -o cat.html, or use --open")
     output.check(len(texts))
-    net = inputs.load_model(query.model)
-    sentences: list[dict[str, Any]] = []
+    bnets, sentences = query.iter_sentences(texts), list[dict[str, Any]]()
     outs = output.out or (str(Path(tempfile.mkdtemp(prefix="bnet-")) / "sentence-{}.html"),)
-    for k, text in enumerate(inputs.show_progress(texts, "sentence")):
-        s = query.build_sentence(net, text)
+    for k, s in enumerate(bnets):
         files = [str(s.explore(number_path(out, k), **options)) for out in outs]
-        sentences.append({"sentence": text, "words": s.words, "files": files})
+        sentences.append({"sentence": texts[k], "words": s.words, "files": files})
     lines = [f"{', '.join(entry['files'])}: {' '.join(entry['words'])}" for entry in sentences]
     output.print_document({"command": "explore", "model": query.model, "sentences": sentences}, lines)
     for file in [entry["files"][0] for entry in sentences] if open_ else []:
@@ -226,10 +222,11 @@ def serve(models: tuple[str, ...], port: int = 8765, no_browser: bool = False, m
     from bnet_transformer.serve.server import check_serve_installed
 
     check_serve_installed()
+    from bnet_transformer.pretrained.source import PACKAGES, is_installed
     from bnet_transformer.serve.answers import Limits
     from bnet_transformer.serve.server import run_server
 
-    names = models or tuple(_list_installed())
+    names = models or ("tiny", *filter(is_installed, PACKAGES))
     for name in names:
         inputs.check_model(name)
     handler = logging.StreamHandler(sys.stderr)
@@ -237,21 +234,8 @@ def serve(models: tuple[str, ...], port: int = 8765, no_browser: bool = False, m
     logger = logging.getLogger("bnet_transformer.serve")
     logger.addHandler(handler)
     loaders = {name: partial(inputs.load_model, name) for name in names}
-    run_server(
-        loaders,
-        port=port,
-        limits=Limits(words=max_words),
-        print_line=lambda line: click.echo(escape_control(line)),
-        open_browser=not no_browser,
-    )
+    print_line, limits = lambda line: click.echo(escape_control(line)), Limits(words=max_words)
+    run_server(loaders, port=port, limits=limits, print_line=print_line, open_browser=not no_browser)
     # A thread that computes or loads a model cannot be interrupted; Python would wait for it, and print the traceback
     # of another Ctrl-C. The output is already flushed.
     os._exit(0)
-
-
-def _list_installed() -> list[str]:
-    """The nets of the package and of installed packages."""
-    from bnet_transformer.pretrained import PACKAGES
-    from bnet_transformer.pretrained.source import is_installed
-
-    return ["tiny", *(name for name in PACKAGES if is_installed(name))]

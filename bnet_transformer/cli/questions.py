@@ -103,11 +103,8 @@ def most_probable(query: SentenceQuery, options: dict[str, Any], output: TableOu
     def answer(s: Sentence) -> CommandResult:
         result = s.most_probable(**options) if names is None else s.marginal_map(names, **options)
         labels = {name: result.labels(name) for name in result.nodes}
-        document: dict[str, Any] = {
-            "nodes": result.nodes,
-            "states": result.states,
-            "labels": [*zip(*labels.values(), strict=True)],
-        }
+        document: dict[str, Any] = {"nodes": result.nodes, "states": result.states}
+        document["labels"] = [*zip(*labels.values(), strict=True)]
         document |= {"log_probs": result.log_probs, "shares": result.shares, "log_evidence": result.log_evidence}
         table = result.to_dataframe().reset_index()
         states = _make_table([{"node": name, **dict(enumerate(row, 1))} for name, row in labels.items()])
@@ -216,9 +213,8 @@ def _run_question(
     """
     texts = query.read_texts()
     output.check(len(texts), combined_suffixes=TABLES)
-    net, results = inputs.load_model(query.model), []
-    for text in inputs.show_progress(texts, "sentence"):
-        s = query.build_sentence(net, text)
+    results = []
+    for text, s in zip(texts, query.iter_sentences(texts), strict=True):
         result = answer(s)
         results.append(replace(result, document={"sentence": text, "words": s.words, **result.document}))
     output.write_results({"command": f"ask {command}", "model": query.model}, "sentences", texts, results)

@@ -103,7 +103,7 @@ def bayesuvius(
     key = dim if key_dim is None else check_int("key_dim", key_dim)
     value = dim if value_dim is None else check_int("value_dim", value_dim)
     slice_ = _SliceBuilder(dim, {"q": key, "k": key, "v": value}, parse_mask(mask), Dot(scale), residual, prior)
-    sizes = None if atoms is None else dict(zip("qkv", _parse_atom_counts(atoms), strict=True))
+    sizes = None if atoms is None else _parse_atom_counts(atoms)
     selector = Node("c", Categorical(heads, prior=prior), scope="corpus" if per == "corpus" else "sentence")
     outside: list[Node] = []
     plates = [Plate("head", heads)]
@@ -202,8 +202,7 @@ def _build_embedding(dim: int, vocabulary: Sequence[str] | None) -> list[Node]:
     return [token, Node("x", Embed(dim), ["token"], plates=["word"])]
 
 
-def _parse_atom_counts(atoms: object) -> tuple[int, int, int]:
+def _parse_atom_counts(atoms: object) -> dict[str, int]:
     """The numbers of atoms of W_q, W_k and W_v."""
     counts = atoms if isinstance(atoms, tuple | list) and len(atoms) == 3 else (atoms, atoms, atoms)
-    q, k, v = (check_int("atoms", m) for m in counts)
-    return q, k, v
+    return {role: check_int("atoms", count) for role, count in zip("qkv", counts, strict=True)}

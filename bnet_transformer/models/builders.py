@@ -428,9 +428,8 @@ class BlockBuilder(StackBuilder):
             memory = (f"enc.{self.output_role}", "enc.word")
             attend = partial(self._build_attention, reach=cross_reach, prefix="cross_", memory=memory)
             nodes += self._build_residual(nodes[-1].role, attend, ("cross_drop", "cross_add", "cross_norm"))
-        return nodes + self._build_residual(
-            nodes[-1].role, self._build_feed_forward, ("drop2", "add2", "norm2"), makes_state=True
-        )
+        last, roles = nodes[-1].role, ("drop2", "add2", "norm2")
+        return nodes + self._build_residual(last, self._build_feed_forward, roles, makes_state=True)
 
     def _build_parallel_sublayers(self, reach: Reach) -> list[Node]:
         """The nodes of `x' = x + attention(norm1(x)) + feed_forward(norm2(x))` (GPT-J, Wang and Komatsuzaki 2021)."""

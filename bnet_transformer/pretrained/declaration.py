@@ -268,9 +268,9 @@ class EncoderDecoderFamily(ModelFamily):
         return EncoderDecoderOptions(
             **{field.name: getattr(options, field.name) for field in fields(options)},
             decoder_sizes=self._read_decoder_sizes(config, options, one_table=one_table),
-            embed_scale=options.dim**0.5 if self._is_enabled(config, "scaled_words") else 1.0,
-            logits_scale=options.dim**-0.5 if self._is_enabled(config, "scaled_logits") else 1.0,
-            gated=self._is_enabled(config, "gated_ffn"),
+            embed_scale=options.dim**0.5 if self._find_setting(config, "scaled_words") else 1.0,
+            logits_scale=options.dim**-0.5 if self._find_setting(config, "scaled_logits") else 1.0,
+            gated=bool(self._find_setting(config, "gated_ffn")),
             buckets=(self.read_size(config, "buckets"), self.read_size(config, "furthest")) if has_buckets else None,
             one_table=one_table,
             separate_vocabularies=separate,
@@ -287,10 +287,6 @@ class EncoderDecoderFamily(ModelFamily):
             expected = f"{encoder.heads}, the number of heads of the encoder"
             raise BNetError(f"{self.decoder_keys['heads']} of the config", expected=expected, actual=sizes["heads"])
         return sizes
-
-    def _is_enabled(self, config: Config, option: str) -> bool:
-        """Return True if a config sets an option, which the family may not have."""
-        return option in self.config_keys and bool(self.read_setting(config, option))
 
 
 def resolve_stacks(

@@ -458,7 +458,7 @@ class ModelFamily:
             labels=labels,
             embedding_dim=self.read_size(config, "embedding") if "embedding" in self.config_keys else dim,
             image=image,
-            norm="parallel" if "parallel" in self.config_keys and self.read_setting(config, "parallel") else self.norm,
+            norm="parallel" if self._find_setting(config, "parallel") else self.norm,
             key_dim=None if key_dim == dim / heads else key_dim,
             groups=self._count_groups(config, heads),
             unbiased=frozenset(part for part in self.biased if not self._has_bias(config, part)),
@@ -488,7 +488,7 @@ class ModelFamily:
         Returns:
             The size, or None.
         """
-        size = self.read_setting(config, option) if option in self.config_keys else None
+        size = self._find_setting(config, option)
         return None if size is None else check_size(f"{self.config_keys[option]} of the config", size, MAX_WORDS)
 
     def read_setting(self, config: Config, option: str) -> Any:
@@ -510,6 +510,10 @@ class ModelFamily:
             raise BNetError(f"config of {self.name}", expected=f"a value for {key or option!r}; it is missing")
         return value
 
+    def _find_setting(self, config: Config, option: str, default: object = None) -> Any:
+        """Read the value of an option, or the default if the family does not have it."""
+        return self.read_setting(config, option) if option in self.config_keys else default
+
     def _check_settings(self, config: Config) -> None:
         """Raise an error for settings that are not read and could change the equations."""
         neutral = {key: (value,) for key, value in (NEUTRAL | dict(self.unsupported)).items()}
@@ -527,10 +531,8 @@ class ModelFamily:
         """Return the words that a word attends to."""
         if self.reach != "causal" and not (self.can_decode and config.get("is_decoder", False)):
             return Reach("every")
-        slides = "slides" not in self.config_keys or self.read_setting(config, "slides")
-        window = self.read_optional_size(config, "window") if slides else None
-        first = self.read_setting(config, "first_sliding") if "first_sliding" in self.config_keys else 0
-        first = check_int("first_sliding", first, minimum=0)
+        window = self.read_optional_size(config, "window") if self._find_setting(config, "slides", True) else None
+        first = check_int("first_sliding", self._find_setting(config, "first_sliding", 0), minimum=0)
         types = config.get(self.config_keys["types"]) if "types" in self.config_keys else None
         reach = config_to_reach(types, window, first, self.read_size(config, "slices"))
         if is_causal(config):
@@ -552,8 +554,7 @@ class ModelFamily:
 
     def _build_rotary(self, config: Config, width: int) -> Rotary:
         """Create the rotary positions of heads of a width."""
-        factor = self.read_setting(config, "rotary_part") if "rotary_part" in self.config_keys else None
-        theta = config.get(self.config_keys["rotary_base"])
+        factor, theta = self._find_setting(config, "rotary_part"), config.get(self.config_keys["rotary_base"])
         widths = width, self.read_optional_size(config, "rotary_width") or width
         return config_to_rotary(config, widths, factor, theta, self.read_optional_size(config, "length"))
 

@@ -322,6 +322,8 @@ class _HDF5Node:
 
     def get_children(self, *names: str, optional: Collection[str] = ()) -> dict[str, _HDF5Node]:
         """Return the children of a group by name; raise an error for missing and other names, and for links."""
+        import h5py
+
         if not hasattr(self.node, "keys"):
             raise self.make_error("a group", f"a dataset of shape {self.node.shape}")
         if set(self.names) - set(names) or set(names) - set(optional) - set(self.names):
@@ -330,16 +332,11 @@ class _HDF5Node:
             if type(self.node.get(name, getlink=True)).__name__ != "HardLink":
                 subject = f"{self.path}: {f'{self.node.name}/{name}'.strip('/')}"
                 raise FileError(subject, expected="data in the file itself", actual="a link")
-        return {name: self._open_child(name) for name in self.names}
-
-    def _open_child(self, name: str) -> _HDF5Node:
-        """Open a child, which is a group or a dataset; HDF5 files also contain named datatypes."""
-        import h5py
-
-        child = replace(self, node=self.node[name])
-        if not isinstance(child.node, h5py.Group | h5py.Dataset):
-            raise child.make_error("a group or a dataset", f"a {type(child.node).__name__.lower()}")
-        return child
+        children = {name: replace(self, node=self.node[name]) for name in self.names}
+        for child in children.values():
+            if not isinstance(child.node, h5py.Group | h5py.Dataset):  # HDF5 files also contain named datatypes
+                raise child.make_error("a group or a dataset", f"a {type(child.node).__name__.lower()}")
+        return children
 
     def check_type(self, *kinds: str) -> str:
         """Return the Julia type of a structured matrix, which must be one of `kinds` or ""."""

@@ -289,9 +289,8 @@ def _read_file(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         actual = format_value(" ".join(str(error).split()) or type(error).__name__)
         hint = "The file may be truncated: compare its size with that of the original"
         raise FileError(str(path), expected="a complete GGUF file", actual=actual, hint=hint) from error
-    return metadata, {
-        t.name: GGUFTensor(t.name, np.asarray(t.data), t.data_offset, t.tensor_type) for t in reader.tensors
-    }
+    tensors = [GGUFTensor(t.name, np.asarray(t.data), t.data_offset, t.tensor_type) for t in reader.tensors]
+    return metadata, {tensor.name: tensor for tensor in tensors}
 
 
 def _open_reader(path: Path) -> Any:

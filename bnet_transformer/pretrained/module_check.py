@@ -85,17 +85,23 @@ def check_modules(model: Any) -> None:
 
 def _build_from_config(model: Any) -> nn.Module:
     """Build the model of the config of a model with `transformers`, with its parameters on the meta device."""
-    kind = _find_hf_class(type(model))
-    try:
+    kind, expected = _find_hf_class(type(model)), "a model that its class builds from its config"
+    with _wrap_errors("source", expected, prefix=f"{kind.__name__}, which raised "):
         config = copy.deepcopy(model.config)
         config._attn_implementation = "eager"  # other implementations may need a GPU
         with _register_meta_parameters(), torch.device("cpu"):
             built: nn.Module = kind(config)
-    except Exception as error:  # of any type: the class may be from another package
-        expected = "a model that its class builds from its config"
-        actual = f"{kind.__name__}, which raised {type(error).__name__}: {' '.join(str(error).split())}"
-        raise BNetError("source", expected=expected, actual=format_value(actual)) from error
     return built
+
+
+@contextlib.contextmanager
+def _wrap_errors(subject: str, expected: str, *, prefix: str = "", hint: str | None = None) -> Iterator[None]:
+    """Re-raise errors of any type: a class of a model may be from another package, its config from another model."""
+    try:
+        yield
+    except Exception as error:
+        actual = format_value(f"{prefix}{type(error).__name__}: {' '.join(str(error).split())}")
+        raise BNetError(subject, expected=expected, actual=actual, hint=hint) from error
 
 
 def _find_hf_class(model_class: type) -> type:
@@ -233,15 +239,11 @@ def load_reference(source: ModelSource, net: BNet) -> Any:
         raise BNetError("check=True requires the package transformers", hint=hint) from error
     has_readout = any(group.role == "y" for group in net.network.graph.groups)
     kind = getattr(transformers, source.architecture or "", None) if has_readout else transformers.AutoModel
-    try:
-        options = {"dtype": net.network.dtype, "attn_implementation": "eager", "local_files_only": True}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return (kind or transformers.AutoModel).from_pretrained(folder, use_safetensors=True, **options)
-    except Exception as error:  # of any type: the config may be that of another model
-        actual = format_value(f"{type(error).__name__}: {' '.join(str(error).split())}")
-        expected = f"a model that transformers loads from {folder}"
-        raise BNetError("check=True", expected=expected, actual=actual) from error
+    options = {"dtype": net.network.dtype, "attn_implementation": "eager", "local_files_only": True}
+    with _wrap_errors("check=True", f"a model that transformers loads from {folder}"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = (kind or transformers.AutoModel).from_pretrained(folder, use_safetensors=True, **options)
+    return model
 
 
 def check_values(net: BNet, model: Any) -> None:
@@ -347,19 +349,15 @@ def _compute_peers(model: Any, points: Sequence[HookPoint], inputs: Mapping[str,
             tensors[key] = None if key in tensors else value  # a table of two stacks is called twice
 
     configs = {id(module.config): module.config for module in model.modules() if "config" in vars(module)}.values()
-    try:
-        with _restore_attributes([*model.modules(), *configs]):
-            for name, module in modules.items():
-                module.register_forward_hook(functools.partial(record, name))
-            for config in configs:
-                config.return_dict, config._attn_implementation = True, "eager"  # others may need 16 bits
-            model.eval()
-            output = model(**inputs, output_hidden_states=True, return_dict=True)
-    except Exception as error:  # of any type: the class may have another forward
-        expected = f"a forward pass of {type(model).__name__}, which is compared with the net"
-        actual = format_value(f"{type(error).__name__}: {' '.join(str(error).split())}")
-        hint = "Use check=False to omit this check"
-        raise BNetError("source", expected=expected, actual=actual, hint=hint) from error
+    expected = f"a forward pass of {type(model).__name__}, which is compared with the net"
+    restored = _restore_attributes([*model.modules(), *configs])
+    with _wrap_errors("source", expected, hint="Use check=False to omit this check"), restored:
+        for name, module in modules.items():
+            module.register_forward_hook(functools.partial(record, name))
+        for config in configs:
+            config.return_dict, config._attn_implementation = True, "eager"  # others may need 16 bits
+        model.eval()
+        output = model(**inputs, output_hidden_states=True, return_dict=True)
     tensors[LOGITS] = getattr(output, LOGITS, None)
     for kind in ("hidden_states", "encoder_hidden_states", "decoder_hidden_states"):
         states = getattr(output, kind, None)

@@ -704,11 +704,8 @@ class TrueEdges(Result):
 
     def _get_columns(self) -> Mapping[str, Any]:
         by_effect = {"effect": [*self.effects.values()], "by effect": [share > 0 for share in self.effects.values()]}
-        return {
-            "edge": [*self.effects],
-            **by_effect,
-            "by structure": [edge in self.structural for edge in self.effects],
-        }
+        by_structure = [edge in self.structural for edge in self.effects]
+        return {"edge": [*self.effects], **by_effect, "by structure": by_structure}
 
     def __repr__(self) -> str:
         counts = f"{len(self.edges)} by effect, {len(self.structural)} by structure"

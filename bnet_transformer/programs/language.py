@@ -154,10 +154,7 @@ class LinearSequenceMap(SOp):
     a: float
     b: float
     kind: ClassVar[str] = "linear_sequence_map"
-
-    @property
-    def is_numeric(self) -> bool:
-        return True
+    is_numeric: ClassVar[bool] = True
 
     def compute(self, words: Sequence[Value], columns: dict[SOp, Column], *, causal: bool) -> Column:
         return [self.a * x + self.b * y for x, y in zip(columns[self.x], columns[self.y], strict=True)]
@@ -267,14 +264,11 @@ class SelectedShare(SOp):
 
     selector: Selector
     kind: ClassVar[str] = "selected_share"
+    is_numeric: ClassVar[bool] = True
 
     @property
     def parents(self) -> tuple[SOp, ...]:
         return self.selector.parents
-
-    @property
-    def is_numeric(self) -> bool:
-        return True
 
     def compute(self, words: Sequence[Value], columns: dict[SOp, Column], *, causal: bool) -> Column:
         return [1 / (1 + len(selected)) for selected in self.selector.select(columns, causal=causal)]

@@ -533,10 +533,9 @@ class SelectedMean(TPM):
         return parents[-1].shape if self.has_values else (1,)
 
     def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        tables = [torch.tensor(table) for table in self.conditions]
         return {
-            f"condition{k}": Parameter(tuple(table.shape), fill=self.conditions[k], learnable=False)
-            for k, table in enumerate(tables)
+            f"condition{k}": Parameter(tuple(torch.tensor(table).shape), fill=table, learnable=False)
+            for k, table in enumerate(self.conditions)
         }
 
     def products(self, *parents: Parent) -> tuple[Product, ...]:

@@ -41,25 +41,18 @@ FAIRSEQ_SETTINGS = (
 
 def _list_bart_modules(stack: str, module: str) -> dict[str, str | WeightLocation]:
     """List the parts of a stack of BART or Marian."""
+    attention = {"q": "q_proj", "k": "k_proj", "v": "v_proj", "mix": "out_proj"}
     modules = {
         "embed": "embed_tokens",
-        "q": "layers.{t}.self_attn.q_proj",
-        "k": "layers.{t}.self_attn.k_proj",
-        "v": "layers.{t}.self_attn.v_proj",
-        "mix": "layers.{t}.self_attn.out_proj",
+        **{part: "layers.{t}.self_attn." + key for part, key in attention.items()},
         "norm1": "layers.{t}.self_attn_layer_norm",
         "ffn_in": "layers.{t}.fc1",
         "ffn_out": "layers.{t}.fc2",
         "norm2": "layers.{t}.final_layer_norm",
     }
-    cross = {
-        "cross_q": "layers.{t}.encoder_attn.q_proj",
-        "cross_k": "layers.{t}.encoder_attn.k_proj",
-        "cross_v": "layers.{t}.encoder_attn.v_proj",
-        "cross_mix": "layers.{t}.encoder_attn.out_proj",
-        "cross_norm": "layers.{t}.encoder_attn_layer_norm",
-    }
-    modules = modules if stack == "enc" else modules | cross
+    if stack == "dec":
+        modules |= {f"cross_{part}": "layers.{t}.encoder_attn." + key for part, key in attention.items()}
+        modules["cross_norm"] = "layers.{t}.encoder_attn_layer_norm"
     return {f"{stack}_{part}": f"{module}.{key}" for part, key in modules.items()}
 
 
