@@ -630,8 +630,8 @@ def model_to_tables(
             logs = [[_compute_log_row(run, plan, set_states.get(plan.node)) for plan in group] for run in results]
             for plan, rows in zip(group, zip(*logs, strict=True), strict=True):
                 table = np.moveaxis(to_numpy(torch.stack(rows).reshape(*sizes, -1)), -1, 0)
-                seen = plan.evidence
-                values = np.exp(table) if seen is None else _build_likelihood_table(table, plan.name, seen)
+                value = plan.evidence
+                values = np.exp(table) if value is None else _build_likelihood_table(table, plan.name, value)
                 tables[plan.name] = ConditionalTable(plan.name, plan.states, tuple(names[p] for p in parents), values)
     states = {plan.name: OBSERVATION_STATES[0] for plan in plans if plan.evidence is not None}
     by_node = {plan.node: plan for plan in plans if plan.evidence is None}

@@ -92,29 +92,28 @@ def _plan_net(path: Path, layers: Sequence[FileLayer], attention: str | None, ad
         expected = "None, because the file has no volume-preserving attention"
         raise BNetError("attention", expected=expected, actual=attention)
     if first.kind == "heads":
-        return _plan_standard(path, layers, add, options)
+        return _plan_standard(layers, add, options)
     if first.kind == "dense" and first.convert_to("lower") is None:
         expected = "attention (PQ, PK, PV or A) or a triangular layer first"
         actual = "a dense layer, which occurs in nets that widen their words"
-        raise FileError(f"{path}: L1", expected=expected, actual=actual)
+        raise FileError(first.subject, expected=expected, actual=actual)
     if add:
         raise BNetError("add", expected="False, because the file has no standard transformer", actual=add)
     return _plan_volume_preserving(path, layers, attention, options)
 
 
-def _plan_standard(path: Path, layers: Sequence[FileLayer], add: bool, options: Options) -> NetPlan:
+def _plan_standard(layers: Sequence[FileLayer], add: bool, options: Options) -> NetPlan:
     """Plan the net of a standard transformer: units of attention heads and `n_blocks` + 1 ResNet layers."""
-    units = _split_units(path, layers, ("heads",))
+    units = _split_units(layers, ("heads",))
     blocks = len(units[0]) - 2
     if blocks < 1:
-        raise FileError(f"{path}: L1", expected="at least two ResNet layers after attention", actual=blocks + 1)
+        raise FileError(layers[0].subject, expected="at least two ResNet layers after attention", actual=blocks + 1)
     heads = len(layers[0].tensors["q"])
     parameters: dict[str, Tensor] = {}
     for t, (attention, *resnet) in enumerate(units):
-        _check_layers(path, resnet, ["dense"] * len(resnet), [True] * len(resnet))
-        if len(attention.tensors["q"]) != heads:
-            actual = len(attention.tensors["q"])
-            raise FileError(f"{path}: {attention.name}", expected=f"{heads} heads, as in L1", actual=actual)
+        _check_layers(resnet, ["dense"] * len(resnet), [True] * len(resnet))
+        if (actual := len(attention.tensors["q"])) != heads:
+            raise FileError(attention.subject, expected=f"{heads} heads, as in L1", actual=actual)
         parameters |= {f"W_{role}_{t}.value": value for role, value in attention.tensors.items()}
         for owner, part in ((f"resnet_{t}", resnet[:-1]), (f"x_{t + 1}", resnet[-1:])):
             for name in ("weight", "bias"):
@@ -131,13 +130,13 @@ def _plan_volume_preserving(
     Without attention, all layers are one unit.
     """
     has_attention = layers[0].kind in ("matrix", "skew")
-    units = _split_units(path, layers, ("matrix", "skew")) if has_attention else [list(layers)]
+    units = _split_units(layers, ("matrix", "skew")) if has_attention else [list(layers)]
     form = None
     if has_attention:  # one form for all units: skew if any of them is skew
         skew = next((unit[0] for unit in units if unit[0].kind == "skew"), None)
         if skew is not None and attention == "arbitrary":
             expected = LAYER_DESCRIPTIONS["matrix"] + ", because attention='arbitrary'"
-            raise FileError(f"{path}: {skew.name}", expected=expected, actual=LAYER_DESCRIPTIONS["skew"])
+            raise FileError(skew.subject, expected=expected, actual=LAYER_DESCRIPTIONS["skew"])
         form = attention or ("arbitrary" if skew is None else "skew")
     count = len(units[0]) - has_attention
     blocks, remainder = divmod(count - 2, 4)
@@ -148,16 +147,16 @@ def _plan_volume_preserving(
     parameters: dict[str, Tensor] = {}
     for t, unit in enumerate(units):
         if has_attention:
-            A = _convert_layer(path, unit[0], "skew" if form == "skew" else "matrix")
+            A = _convert_layer(unit[0], "skew" if form == "skew" else "matrix")
             parameters |= {f"A_{t}.{name}": value for name, value in A.tensors.items()}
         sides, biases = [side for side, _, _ in steps], [bias for _, _, bias in steps]
-        for k, layer in enumerate(_check_layers(path, unit[has_attention:], sides, biases)):
+        for k, layer in enumerate(_check_layers(unit[has_attention:], sides, biases)):
             owner = f"x_{t + 1}" if k + 1 == count else f"{sides[k]}{k // 2 + 1}_{t}"
             parameters |= {f"{owner}.{name}": value for name, value in layer.tensors.items()}
     return partial(volume_preserving, dim, slices=slices, blocks=blocks, attention=form, **options), parameters
 
 
-def _split_units(path: Path, layers: Sequence[FileLayer], attention_kinds: Sequence[str]) -> list[list[FileLayer]]:
+def _split_units(layers: Sequence[FileLayer], attention_kinds: Sequence[str]) -> list[list[FileLayer]]:
     """Split the layers into units, which start with attention; all units have the same number of layers."""
     units: list[list[FileLayer]] = []
     for layer in layers:
@@ -167,28 +166,26 @@ def _split_units(path: Path, layers: Sequence[FileLayer], attention_kinds: Seque
     for unit in units:
         if len(unit) != len(units[0]):
             expected = f"{len(units[0]) - 1} layers after attention, as after L1"
-            raise FileError(f"{path}: {unit[0].name}", expected=expected, actual=len(unit) - 1)
+            raise FileError(unit[0].subject, expected=expected, actual=len(unit) - 1)
     return units
 
 
-def _convert_layer(path: Path, layer: FileLayer, kind: str) -> FileLayer:
+def _convert_layer(layer: FileLayer, kind: str) -> FileLayer:
     """Convert a layer to another kind; raise an error if it has another structure."""
     converted = layer.convert_to(kind)
     if converted is None:
         expected, actual = LAYER_DESCRIPTIONS[kind], LAYER_DESCRIPTIONS[layer.kind]
-        raise FileError(f"{path}: {layer.name}", expected=expected, actual=actual)
+        raise FileError(layer.subject, expected=expected, actual=actual)
     return converted
 
 
-def _check_layers(
-    path: Path, layers: Sequence[FileLayer], kinds: Sequence[str], biases: Sequence[bool]
-) -> list[FileLayer]:
+def _check_layers(layers: Sequence[FileLayer], kinds: Sequence[str], biases: Sequence[bool]) -> list[FileLayer]:
     """Convert layers to some kinds, and check that they have a bias or not."""
-    converted = [_convert_layer(path, layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
+    converted = [_convert_layer(layer, kind) for layer, kind in zip(layers, kinds, strict=True)]
     for layer, bias in zip(converted, biases, strict=True):
         if ("bias" in layer.tensors) != bias:
             expected = "a bias; it is missing" if bias else "no bias, because it is the first layer of a linear pair"
-            raise FileError(f"{path}: {layer.name}", expected=expected)
+            raise FileError(layer.subject, expected=expected)
     return converted
 
 
@@ -200,7 +197,7 @@ class FileLayer:
     """One layer of a file.
 
     Args:
-        name: The name of its group, such as L1.
+        subject: Its file and the name of its group, such as L1, for error messages.
         kind: `"heads"` (tensors q, k, v: `[head, d / heads, d]`), `"matrix"` or `"skew"` (the A of an attention, full
             or packed), `"dense"` (weight, bias), `"lower"`, `"upper"`, or `"triangular"` if the file does not contain
             the side (packed, bias).
@@ -208,7 +205,7 @@ class FileLayer:
         tensors: The tensors of the layer.
     """
 
-    name: str
+    subject: str
     kind: str
     dim: int
     tensors: Mapping[str, Tensor]
@@ -226,7 +223,7 @@ class FileLayer:
             return None
         row, column = torch.tril_indices(self.dim, self.dim, -1, device=W.device)
         tensors = {key: value for key, value in self.tensors.items() if key != name}
-        return FileLayer(self.name, kind, self.dim, {"packed": W[row, column], **tensors})
+        return FileLayer(self.subject, kind, self.dim, {"packed": W[row, column], **tensors})
 
 
 def _read_file(path: Path, plan: Callable[[list[FileLayer]], NetPlan]) -> NetPlan:
@@ -268,15 +265,16 @@ def _read_layers(path: Path, root: _HDF5Node) -> list[FileLayer]:
         actual = f"{_format_names(root.names)}, without {missing[0]}" if names else "an empty file"
         raise FileError(str(path), expected="groups L1, L2, ... without a gap, and no other groups", actual=actual)
     parts = root.get_children(*names)
-    layers = [_read_layer(name, parts[name]) for name in names]
+    layers = [_read_layer(f"{path}: {name}", parts[name]) for name in names]
     for layer in layers:
         if layer.dim != layers[0].dim:
-            raise FileError(f"{path}: {layer.name}", expected=f"width {layers[0].dim}, as in L1", actual=layer.dim)
-    dtypes = {f"{layer.name}/{name}": value.dtype for layer in layers for name, value in layer.tensors.items()}
-    first = next(iter(dtypes))
-    for name, dtype in dtypes.items():
-        if dtype != dtypes[first]:
-            raise FileError(f"{path}: {name}", expected=f"{dtypes[first]}, as in {first}", actual=dtype)
+            raise FileError(layer.subject, expected=f"width {layers[0].dim}, as in L1", actual=layer.dim)
+    first, expected = next(iter(layers[0].tensors.items()))
+    for layer in layers:
+        for name, value in layer.tensors.items():
+            if value.dtype != expected.dtype:
+                known = f"{expected.dtype}, as in L1/{first}"
+                raise FileError(f"{layer.subject}/{name}", expected=known, actual=value.dtype)
     return layers
 
 
@@ -408,12 +406,12 @@ class _HDF5Node:
         return entries.read_vector(packed_size(dim)), dim
 
 
-def _read_layer(name: str, node: _HDF5Node) -> FileLayer:
+def _read_layer(subject: str, node: _HDF5Node) -> FileLayer:
     """Read one layer, whose kind is inferred from the names of its children."""
     if {"PQ", "PK", "PV"} & set(node.names):
-        return _read_heads(name, node.get_children("PQ", "PK", "PV"))
+        return _read_heads(subject, node.get_children("PQ", "PK", "PV"))
     if "A" in node.names:
-        return _read_attention(name, node.get_children("A")["A"])
+        return _read_attention(subject, node.get_children("A")["A"])
     if "weight" not in node.names:
         node.get_children(*node.names)
         raise node.make_error("PQ, PK, PV; A; or weight (and bias)", _format_names(node.names))
@@ -426,10 +424,11 @@ def _read_layer(name: str, node: _HDF5Node) -> FileLayer:
     else:
         kind, tensors = "dense", {"weight": weight.read_square()}
         dim = len(tensors["weight"])
-    return FileLayer(name, kind, dim, tensors | ({"bias": parts["bias"].read_vector(dim)} if "bias" in parts else {}))
+    tensors |= {"bias": parts["bias"].read_vector(dim)} if "bias" in parts else {}
+    return FileLayer(subject, kind, dim, tensors)
 
 
-def _read_heads(name: str, nodes: Mapping[str, _HDF5Node]) -> FileLayer:
+def _read_heads(subject: str, nodes: Mapping[str, _HDF5Node]) -> FileLayer:
     """Read the projections of each head.
 
     Julia's `P` is `[d, d / heads]`, and `W = P^T` is the matrix in the order of the file. A head is a matrix, or a
@@ -452,17 +451,17 @@ def _read_heads(name: str, nodes: Mapping[str, _HDF5Node]) -> FileLayer:
                 expected = f"{heads} heads of shape {dim // heads} x {dim} (in Python's order)"
                 raise head.make_error(expected, f"{len(values)} heads of shape {' x '.join(map(str, value.shape))}")
         tensors[role] = torch.stack(values)
-    return FileLayer(name, "heads", dim, tensors)
+    return FileLayer(subject, "heads", dim, tensors)
 
 
-def _read_attention(name: str, node: _HDF5Node) -> FileLayer:
+def _read_attention(subject: str, node: _HDF5Node) -> FileLayer:
     """Read the matrix A of an attention: packed, or full; the type of a full matrix may be skew-symmetric."""
     if node.names:
         node.check_type("SkewSymMatrix")
         packed, dim = node.read_packed()
-        return FileLayer(name, "skew", dim, {"packed": packed})
+        return FileLayer(subject, "skew", dim, {"packed": packed})
     A = node.read_square()
-    layer = FileLayer(name, "matrix", len(A), {"value": A})
+    layer = FileLayer(subject, "matrix", len(A), {"value": A})
     if node.structure_type != "SkewSymMatrix":
         return layer
     skew = layer.convert_to("skew")
