@@ -431,7 +431,7 @@ def declare(declaration: Declaration, *, seed: int = 0, parameters: Mapping[str,
     network = build_structure(declaration, seed)
     if parameters is not None:
         return network.with_parameters(parameters)
-    return replace(network, parameters=_initialize_parameters(network))
+    return replace(network, parameters=initialize_parameters(network, seed))
 
 
 def build_structure(declaration: Declaration, seed: int = 0) -> Network:
@@ -578,8 +578,8 @@ def _deduplicate_faults(faults: list[DeclarationFault]) -> list[DeclarationFault
     return list(unique.values())
 
 
-def _initialize_parameters(network: Network) -> dict[str, Tensor]:
-    """The initial parameters: random from the normal distribution, or filled."""
+def initialize_parameters(network: Network, seed: int) -> dict[str, Tensor]:
+    """The initial parameters for a seed: random from the normal distribution, or filled."""
     # Each parameter has its own generator, seeded by its name, so that adding a node changes no other parameter.
     store = {}
     count = sum(math.prod(shape) for shape in network.shapes.values())
@@ -588,7 +588,7 @@ def _initialize_parameters(network: Network) -> dict[str, Tensor]:
     )
     for name, (shape, parameter) in network.parameter_specs.items():
         if parameter.fill is None:
-            digest = hashlib.sha256(f"{network.seed}/{name}".encode()).digest()
+            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
             # Always in float32, so that a seed gives the same parameters in every floating type.
             samples = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")

@@ -17,7 +17,7 @@ from bnet_transformer._core.files import compute_digest, derive_seed, wrap_read_
 from bnet_transformer.data import Batch
 from bnet_transformer.data.batch import send_to_device
 from bnet_transformer.declare import Network
-from bnet_transformer.declare.network import declare
+from bnet_transformer.declare.network import initialize_parameters
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning import checkpoint
@@ -132,7 +132,7 @@ def init_restarts(
     """
     sets = [{name: network.parameters[name] for name in names}]
     for r in range(1, restarts):
-        init = declare(network.declaration, seed=derive_seed(seed, "restart", r)).parameters
+        init = initialize_parameters(network, derive_seed(seed, "restart", r))
         new = {name: init[name].to(sets[0][name]) for name in names}
         for name in names:
             if isinstance(network.parameter_specs[name][1].fill, tuple) and name in network.logit_names:
