@@ -15,7 +15,7 @@ from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.learning.fit.arviz_groups import build_arviz
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
-from bnet_transformer.learning.fit.svi import ParameterModel
+from bnet_transformer.learning.fit.svi import get_prior
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 
@@ -189,10 +189,9 @@ def test_the_marginal_as_a_factor_is_what_enumeration_gives(atoms, data):
     elbo = TraceEnum_ELBO(max_plate_nesting=program.max_plate_nesting)
     peer = -elbo.differentiable_loss(program, guide, *data)
     median = guide.median()
-    model = ParameterModel(objective)
     theta = {name: median[program.priors[name]].reshape(net.parameters[name].shape) for name in objective.learned.names}
     actual = objective.log_evidence({name: value.log() for name, value in theta.items()}, corpus).sum()
-    actual = actual + sum(model.prior(name).log_prob(value) for name, value in theta.items())
+    actual = actual + sum(get_prior(objective, name).log_prob(value) for name, value in theta.items())
     torch.testing.assert_close(actual.detach(), peer.detach())
     coordinates = Coordinates(objective, corpus)
     z = coordinates.encode({name: value.detach().log() for name, value in theta.items()})

@@ -25,7 +25,7 @@ from bnet_transformer.learning.fit.diagnostics import count_effective, describe_
 from bnet_transformer.learning.fit.nuts import NUTSChain, find_chain_starts
 from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, select_learnable
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.svi import VariationalOptimizer
+from bnet_transformer.learning.fit.svi import VariationalOptimizer, get_prior
 from bnet_transformer.learning.training import LoopConfig
 from bnet_transformer.tpm import Normal
 from tests import flat_options
@@ -178,9 +178,9 @@ def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
     program, samples = net.pyro(parameters="own"), {}
 
     def model(x, y):
-        samples["W_v_0.values"] = pyro.sample("W_v", run.model.prior("W_v_0.values"))
+        samples["W_v_0.values"] = pyro.sample("W_v", get_prior(run.objective, "W_v_0.values"))
         with pyro.poutine.scale(scale=12 / len(indices)):
-            samples["c.logits"] = pyro.sample("theta_c_told", run.model.prior("c.logits"))
+            samples["c.logits"] = pyro.sample("theta_c_told", get_prior(run.objective, "c.logits"))
             parameters = {"W_v_0.values": samples["W_v_0.values"], "c.logits": samples["c.logits"].log()}
             return program(x, y, parameters=parameters)
 
@@ -192,10 +192,11 @@ def test_a_step_of_svi_is_that_of_trace_enum_elbo(batch):
     elbo = TraceEnum_ELBO(max_plate_nesting=program.max_plate_nesting)
     scale = 12 / len(indices)
     peer = -elbo.differentiable_loss(model, guide, x[indices], y[indices])
-    prior = {name: run.model.prior(name).log_prob(samples[name]) for name in learn}
+    prior = {name: get_prior(run.objective, name).log_prob(samples[name]) for name in learn}
     guide_log_probs = {name: guide_distributions[name].log_prob(samples[name]) for name in learn}
     evidence = peer - scale * prior["c.logits"] - prior["W_v_0.values"] + sum(guide_log_probs.values())
-    expected = (evidence - sum(kl_divergence(guide_distributions[name], run.model.prior(name)) for name in learn)) / 12
+    kl = sum(kl_divergence(guide_distributions[name], get_prior(run.objective, name)) for name in learn)
+    expected = (evidence - kl) / 12
     torch.testing.assert_close(actual[0], expected.detach())
     for name, gradient_ in zip(leaves, torch.autograd.grad(expected, list(leaves.values())), strict=True):
         torch.testing.assert_close(gradient[name], gradient_)

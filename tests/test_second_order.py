@@ -13,9 +13,9 @@ from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.learning.fit.adam import init_restarts
 from bnet_transformer.learning.fit.curvature import EMExpansion, FlatLayout, QuadraticModel, find_groups, solve_model
+from bnet_transformer.learning.fit.diagnostics import SCALE_FACTOR, describe_data_scale
 from bnet_transformer.learning.fit.em import SecondOrderOptimizer, improve_by_moves
 from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, StepOptions, select_learnable
-from bnet_transformer.learning.fit.predictive import SCALE_FACTOR, describe_data_scale
 from bnet_transformer.tpm import TPM, Categorical, Normal
 from tests.cases import CASES, batch_evidence, batch_inputs, get_case
 

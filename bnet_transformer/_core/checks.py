@@ -123,6 +123,14 @@ def set_frozen(instance: object, **checked: object) -> None:
         object.__setattr__(instance, name, value)
 
 
+def check_options(instance: object, check: Callable[..., object], *names: str, **limits: float) -> None:
+    """Check options of a config by `check_int` or `check_float`, and set their values; a default of None is valid."""
+    for name in names:
+        value = getattr(instance, name)
+        if value is not None or getattr(type(instance), name) is not None:
+            set_frozen(instance, **{name: check(name, value, **limits)})
+
+
 def check_choice(subject: str, value: object, options: Iterable[object]) -> None:
     """Raise an error unless the value is one of `options`. Types must agree: True is not 1."""
     choices = tuple(options)

@@ -331,6 +331,11 @@ class Batch:
         hidden = {k: Evidence(e.value, torch.zeros_like(e.value, dtype=torch.bool)) for k, e in first.evidence.items()}
         return replace(first, evidence=hidden)
 
+    def get_present(self, spec: NodeSpec) -> Tensor | None:
+        """The words that are present in the stack of a node group, `[sentence, word]`; None if all words are."""
+        stack = spec.group.word_stack
+        return None if stack is None or self.mask is None else self.mask.get(stack)
+
     def parts(self, size: int) -> list[Batch]:
         """Split the batch into parts of consecutive sentences.
 

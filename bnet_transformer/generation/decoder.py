@@ -25,12 +25,9 @@ from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Li
 # Incremental decoding: compute the readout for one new word after another, with a KV cache.
 #
 # The declaration determines the cache: it contains the node groups of the stack on which a word depends at other words
-# (k
-# and v of attention). Other groups that depend on the words are computed only for the new word; groups that do not
-# depend
-# on them are computed once.
-
-
+# (k and v of attention). Other groups that depend on the words are computed only for the new word; groups that do not
+# depend on them are computed once.
+#
 # Why it is exact: in a causal net no value of an earlier word depends on a later word, so cached values never change.
 # A step computes the groups of one word from cached values in O(n) for attention; a full pass takes O(n^2).
 
@@ -217,9 +214,14 @@ class IncrementalDecoder:
     def _create_reader(self, parent: ParentSpec) -> Reader:
         """Create a function that returns the value of a parent, aligned with the values of the new word."""
         axis, index, reach = self.layout.word_dim, parent.index, parent.reach.kind
-        if index not in self.per_word_indices:
-            value = self._align_static(parent, self.static_values[index])
-            return lambda state: value
+        if index not in self.per_word_indices:  # a value of the first word, of all words, or without words
+            value = self.static_values[index]
+            if reach == "first":
+                value = value.narrow(axis, 0, 1)
+            elif WORD in parent.over:
+                value = value.unsqueeze(axis)
+            aligned = self._align_plates(parent, value)
+            return lambda state: aligned
         if reach in ("same", "rest"):  # a new word is never the first one
             return lambda state: self._align_plates(parent, state.values[index])
         if reach == "first":
@@ -227,15 +229,6 @@ class IncrementalDecoder:
         if reach == "before":
             return lambda state: self._align_plates(parent, state.kv_cache[index].narrow(axis, state.word - 1, 1))
         return lambda s: self._align_plates(parent, s.kv_cache[index].narrow(axis, 0, s.word + 1).unsqueeze(axis))
-
-    def _align_static(self, parent: ParentSpec, value: Tensor) -> Tensor:
-        """Align a value that depends on no word of the stack: of the first word, of all words, or without words."""
-        axis = self.layout.word_dim
-        if parent.reach.kind == "first":
-            value = value.narrow(axis, 0, 1)
-        elif WORD in parent.over:
-            value = value.unsqueeze(axis)
-        return self._align_plates(parent, value)
 
     def _align_plates(self, parent: ParentSpec, value: Tensor) -> Tensor:
         """Move the plate dims over which a parent ranges to new dims after the layout."""
@@ -409,8 +402,7 @@ def _log_softmax(logits: Tensor) -> Tensor:
 #
 # The choices of the prompt are drawn from their joint posterior given its words, one node after another:
 # `P(c_1 | words) P(c_2 | c_1, words) ...`. The choices of a new word are drawn given the words and the choices so far:
-# no
-# word depends on them yet, so they have the distribution of their TPM, and one run computes it.
+# no word depends on them yet, so they have the distribution of their TPM, and one run computes it.
 # The words are drawn given the choices. So words and choices have the joint distribution of the net, given the prompt.
 
 
@@ -454,8 +446,10 @@ class ChoiceSampler:
         if not self.states and specs:
             self._draw_prompt(specs, x, mask)
         per_word = [spec for spec in specs if spec.group.word_stack == self.stack]
-        for spec in per_word:
-            self._extend(spec.group.index, size)
+        for choice in (spec.group.index for spec in per_word):  # new words have no drawn states yet
+            missing = max(0, size - self.states[choice].shape[-1])
+            self.states[choice] = functional.pad(self.states[choice], (0, missing))
+            self.has_state[choice] = functional.pad(self.has_state[choice], (0, missing))
         is_new = count - 1 >= self.lengths
         if bool(is_new.any()):
             counts = torch.full_like(self.lengths, count)
@@ -478,12 +472,6 @@ class ChoiceSampler:
         """The tensor of a choice at the first words."""
         is_per_word = self.module.network.graph.groups[choice].word_stack == self.stack
         return tensors[choice][..., :size] if is_per_word else tensors[choice]
-
-    def _extend(self, choice: int, size: int) -> None:
-        """Add words without drawn states, up to a number of words."""
-        missing = max(0, size - self.states[choice].shape[-1])
-        self.states[choice] = functional.pad(self.states[choice], (0, missing))
-        self.has_state[choice] = functional.pad(self.has_state[choice], (0, missing))
 
     def _draw_prompt(
         self, specs: Sequence[NodeSpec], x: Mapping[str, Tensor], mask: Mapping[str, Tensor] | None
@@ -587,8 +575,7 @@ def check_no_shifts(request: ExecutionRequest, choices: Sequence[NodeSpec]) -> N
 #
 # By default, `P(y_t | y_(<t), x_(<=t))` averages the readout over the posterior of the choices, given the words so far.
 # In a chain along words this is forward filtering. Each step is one exact posterior of the readout: there is no cache,
-# so
-# that a sentence of n words takes O(n^2) words of computation. If all choices have states, because `do` sets them or
+# so that a sentence of n words takes O(n^2) words of computation. If all choices have states, because `do` sets them or
 # because they are drawn (`ChoiceSampler`), each step is one run of the net with these states.
 
 

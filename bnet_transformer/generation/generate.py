@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from bnet_transformer.generation.decoder import (
     IncrementalDecoder,
     find_next_word_readout,
 )
-from bnet_transformer.generation.steering import DO_FROM, DecodingInterventions, resolve_decoding_interventions
+from bnet_transformer.generation.steering import resolve_decoding_interventions
 from bnet_transformer.graph import GroundGraph
 from bnet_transformer.inference import Samples
 from bnet_transformer.inference.sampling import count_words
@@ -79,8 +80,6 @@ class Generated(Result):
 # --------------------------------------------------------------------------------------------------------------------
 # `generate`: new words after prompts, by greedy decoding, sampling or beam search.
 
-
-DECODING_METHODS = ("greedy", "beam", "sample")
 MIN_TEMPERATURE = 1e-37  # below it the likeliest word has probability 1 in every dtype; above its inverse all are equal
 Sampler = Callable[[Tensor], Tensor]
 Decoder = IncrementalDecoder | FilteringDecoder
@@ -154,9 +153,12 @@ def generate(
     devices = sorted({str(value.device) for value in network.parameters.values()})
     if len(devices) > 1:
         raise BNetError("generate", expected="a net on one device", actual=", ".join(devices))
-    check_choice("method", method, DECODING_METHODS)
-    check_choice("do_from", do_from, DO_FROM)
-    _check_choices_option(choices, method)
+    check_choice("method", method, ("greedy", "beam", "sample"))
+    check_choice("do_from", do_from, ("start", "new"))
+    check_choice("choices", choices, ("sum", "draw"))
+    if choices == "draw" and method != "sample":
+        expected = f"'sum', because method={method!r} does not sample"
+        raise BNetError("choices", expected=expected, actual=choices, hint="Use method='sample'")
     options = {"beams": beams, "penalty": penalty, "temperature": temperature, "top_k": top_k, "top_p": top_p}
     _check_options(method, options)
     temperature, top_p, penalty = (None if x is None else float(x) for x in (temperature, top_p, penalty))
@@ -173,7 +175,13 @@ def generate(
     with torch.no_grad() if task.has_choices else torch.inference_mode():
         module = CompiledModule(network).eval()
         prefix = {name: value.to(device) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.min_length]}
-        interventions = _resolve_do(task, stack, do, do_from, prompts, x, mask)
+        interventions = None
+        if values := check_mapping("do", do):
+            sizes = {name: torch.tensor([words.shape[1]]) for name, words in x.items()}
+            sizes |= {name: present.sum(1) for name, present in (mask or {}).items()}
+            interventions = resolve_decoding_interventions(
+                task, stack, values, prompts.lengths, prompts.max_length, sizes, do_from
+            )
         generator = torch.Generator(device).manual_seed(seed)
         choice_sampler = None
         if task.has_choices:
@@ -187,7 +195,8 @@ def generate(
             ids, scores, log_probs = beam_search(decoder, prompts, beams or 4, 0.6 if penalty is None else penalty)
         else:
             sampler = create_sampler(temperature or 1.0, top_k, top_p, generator)
-            ids, scores, log_probs = decode_words(decoder, prompts, sample_greedily if method == "greedy" else sampler)
+            likeliest = partial(torch.argmax, dim=-1)
+            ids, scores, log_probs = decode_words(decoder, prompts, likeliest if method == "greedy" else sampler)
     encoder = task.encoders[stack]
     words = tuple(encoder.decode(row) for row in ids)
     tokenizer = encoder.tokenizer
@@ -195,32 +204,6 @@ def generate(
     count = max(len(row) + size for row, size in zip(ids, prompts.lengths.tolist(), strict=True)) - 1
     states = {} if choice_sampler is None else choice_sampler.get_states(count)
     return Generated(tuple(map(tuple, ids)), words, tuple(scores.tolist()), texts, tuple(map(tuple, log_probs)), states)
-
-
-def _check_choices_option(choices: str, method: str) -> None:
-    """Raise an error for an unknown value of `choices`, and for drawn choices without sampling."""
-    check_choice("choices", choices, ("sum", "draw"))
-    if choices == "draw" and method != "sample":
-        expected = f"'sum', because method={method!r} does not sample"
-        raise BNetError("choices", expected=expected, actual=choices, hint="Use method='sample'")
-
-
-def _resolve_do(
-    task: Task,
-    stack: str,
-    do: object,
-    do_from: str,
-    prompts: Prompts,
-    x: Mapping[str, Tensor],
-    mask: Mapping[str, Tensor] | None,
-) -> DecodingInterventions | None:
-    """The interventions at each word; None without interventions."""
-    values = check_mapping("do", do)
-    if not values:
-        return None
-    sizes = {name: torch.tensor([words.shape[1]]) for name, words in x.items()}
-    sizes |= {name: present.sum(1) for name, present in (mask or {}).items()}
-    return resolve_decoding_interventions(task, stack, values, prompts.lengths, prompts.max_length, sizes, do_from)
 
 
 def _check_options(method: str, options: Mapping[str, object]) -> None:
@@ -438,11 +421,6 @@ def create_sampler(temperature: float, top_k: int | None, top_p: float | None, g
         return torch.multinomial(tempered.softmax(-1), 1, generator=generator)[:, 0]
 
     return sample_word
-
-
-def sample_greedily(log_probs: Tensor) -> Tensor:
-    """Choose the likeliest word of each row."""
-    return log_probs.argmax(-1)
 
 
 # --------------------------------------------------------------------------------------------------------------------

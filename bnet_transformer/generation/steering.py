@@ -29,8 +29,6 @@ from bnet_transformer.inference.do_values import (
 )
 from bnet_transformer.reference import AttentionRow, GroundModel
 
-DO_FROM = ("start", "new")
-
 
 @dataclass
 class GroupIntervention:
@@ -53,10 +51,6 @@ class GroupIntervention:
     at_word: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     from_sentences: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     first_word: Tensor | None = None
-
-    def is_constant(self, word: int) -> bool:
-        """True if the tensors are the same at this word and at all later words."""
-        return self.first_word is None and all(other < word for other in (*self.at_word, *self.from_sentences))
 
     def evaluate(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """The tensors `[1, *plates, word, *shape]` and the mask `[row or 1, *plates, word]` of some words."""

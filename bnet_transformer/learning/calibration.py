@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import numpy as np
@@ -46,10 +46,10 @@ from bnet_transformer.learning.fit.heads import (
 )
 from bnet_transformer.learning.fit.methods import METHODS, create_problem, fit, resolve_method
 from bnet_transformer.learning.fit.objective import FitObjective, Method, to_parameters
-from bnet_transformer.learning.fit.predictive import ReadoutPredictor, predict_readout
+from bnet_transformer.learning.fit.predictive import ReadoutPredictor, evaluate_number, predict_readout
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.svi import ParameterModel
-from bnet_transformer.learning.training import LoopConfig, defer_interrupt
+from bnet_transformer.learning.fit.svi import get_prior
+from bnet_transformer.learning.training import LoopConfig, defer_interrupt, restore_type
 from bnet_transformer.reference import BUDGET
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -59,7 +59,6 @@ from bnet_transformer.reference import BUDGET
 # binomial intervals that contains the whole ECDF with a given probability needs wider intervals than each point on its
 # own (Säilynoja, Bürkner and Vehtari 2022, "Graphical test for discrete uniformity and its applications in
 # goodness-of-fit evaluation and multiple sample comparison").
-
 
 FloatArray = NDArray[np.float64]
 MAX_POINTS = 100  # the maximum number of points at which an ECDF is evaluated
@@ -109,15 +108,11 @@ def exceedance_probability(count: int, tail: float) -> float:
     return max(0.0, 1.0 - total / float(stats.poisson.pmf(count, count)))
 
 
-def smallest_tail(values: FloatArray) -> float:
-    """Compute the smallest tail probability of the ECDF of some values over all points."""
-    tails = _tail_probabilities(len(values))
-    return float(tails[np.arange(len(tails)), count_below(values)].min())
-
-
 def ecdf_p_value(values: FloatArray) -> float:
     """Compute the probability that the ECDF of uniform values is at least as extreme as that of `values`."""
-    return exceedance_probability(len(values), smallest_tail(values))
+    tails = _tail_probabilities(len(values))
+    smallest = float(tails[np.arange(len(tails)), count_below(values)].min())
+    return exceedance_probability(len(values), smallest)
 
 
 @lru_cache(maxsize=64)
@@ -146,7 +141,6 @@ def simultaneous_band(count: int, error: float) -> tuple[FloatArray, FloatArray]
 # Only such quantities are identified: permuting the heads, or changing the basis of the keys, changes parameters but
 # not
 # the density, so the rank of a true parameter among draws shows the labels and not the calibration.
-
 
 MAX_SORTED = 4  # sorted probabilities, norms or projections of one node
 PROJECTIONS = 2  # random projections of the prediction of a readout
@@ -198,7 +192,9 @@ class Quantities:
         parts = [{k: v[i] for k, v in sets.items()} for i in range(_count(sets) if self.custom else 0)]
         networks = [self.wrap(self.network.with_parameters(parameters)) for parameters in parts]
         for name, function in self.custom.items():
-            result[name] = torch.tensor([self._call(name, function, net) for net in networks])
+            expected = "a function of a net that returns a number"
+            values = [evaluate_number(f"quantity {name}", function, net, expected) for net in networks]
+            result[name] = torch.tensor(values)
         return {name: value.detach().double().cpu() for name, value in result.items()}
 
     def _predictions(self, sets: Sets, spec: NodeSpec, corpus: Batch) -> dict[str, Tensor]:
@@ -267,16 +263,6 @@ class Quantities:
         value = self.network.parameters[name].detach()
         return value.expand(count, *value.shape)
 
-    @staticmethod
-    def _call(name: str, function: Callable[[Any], object], net: object) -> float:
-        """Call a function of the user with a net, and check that it returns a number."""
-        value: Any = function(net)
-        try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError) as error:
-            expected = "a function of a net that returns a number"
-            raise BNetError(f"quantity {name}", expected=expected, actual=value) from error
-
 
 def _count(sets: Sets) -> int:
     """Return the number of sets."""
@@ -292,7 +278,6 @@ def _number(name: str, table: Tensor) -> dict[str, Tensor]:
 
 # --------------------------------------------------------------------------------------------------------------------
 # `Calibration`, the result of a simulation-based calibration: ranks, bands, p values and verdicts.
-
 
 MIN_REPLICATIONS = 20  # fewer ranks support no verdict
 MIN_DRAWS = 9  # with fewer independent draws, positions hardly show a posterior that is too narrow
@@ -490,7 +475,6 @@ def describe_shape(positions: Tensor) -> str:
 # --------------------------------------------------------------------------------------------------------------------
 # `calibrate`: simulation-based calibration of the posteriors of a method for a net and a prior.
 
-
 MAX_DRAWS = 200  # the maximum number of draws of a fit for which the quantities are computed
 MAX_FAILURES = 5  # after this number of failures without a success the run ends with an error
 DRAWS_PER_RANK = 2  # the effective sample size for each draw of a rank, so that these draws are nearly independent
@@ -584,11 +568,7 @@ def calibrate(
     with fork_torch_rng(simulator.network.device):
         example = simulator.observe(simulator.network, 0)
     problem = create_problem(net, example, config, seed=seed, **options)  # raises an error for invalid options
-    model = ParameterModel(problem.objective)
-
-    def wrap(network: Network) -> object:
-        return network if isinstance(net, Network) else cast(Callable[[Network], object], type(net))(network)
-
+    wrap = partial(restore_type, net)
     computed = Quantities(problem.objective, simulator.readouts, custom, wrap, seed)
     rows: list[dict[str, tuple[int, int]]] = []
     failures: dict[int, str] = {}
@@ -596,7 +576,7 @@ def calibrate(
     bar = LoopConfig(progress=progress).progress_bar(SINGLE_PROCESS, replications, 0, "replication")
     with defer_interrupt() as interrupts, fork_torch_rng(simulator.network.device), bar:
         while done < replications and not is_interrupted:
-            truth = _draw_truth(model, derive_seed(seed, "truth", done))
+            truth = _draw_truth(problem.objective, derive_seed(seed, "truth", done))
             corpus = simulator.observe(simulator.network.with_parameters(truth), done)
             fit_seed = derive_seed(seed, "fit", done)
             try:
@@ -673,23 +653,18 @@ class Simulator:
         for spec in self.readouts:
             group = spec.group
             value = sites[group.name].reshape(count, *get_plate_sizes(network, spec, words), *spec.shape)
-            present = (batch.mask or {}).get(group.word_stack or "")
-            is_padded = group.word_stack is not None and present is not None and not bool(present.all())
-            evidence[group.name] = Evidence(value, _add_plates(present, group.plates, value) if is_padded else None)
+            present, observed = batch.get_present(spec), None
+            if present is not None and not bool(present.all()):
+                observed = present[:, *[None] * len(group.plates)].expand(value.shape[: 2 + len(group.plates)])
+            evidence[group.name] = Evidence(value, observed)
         return replace(batch, evidence=evidence)
 
 
-def _add_plates(present: Tensor | None, plates: tuple[str, ...], value: Tensor) -> Tensor:
-    """Expand a mask of words, `[sentence, word]`, to `[sentence, *plates, word]`."""
-    assert present is not None
-    mask = present[:, *[None] * len(plates)]
-    return mask.expand(value.shape[: 2 + len(plates)])
-
-
-def _draw_truth(model: ParameterModel, seed: int) -> dict[str, Tensor]:
+def _draw_truth(objective: FitObjective, seed: int) -> dict[str, Tensor]:
     """Draw the learned parameters from their prior."""
-    seed_rngs(seed, model.device)
-    return to_parameters(model.network, {name: model.prior(name).sample() for name in model.learned.names})
+    seed_rngs(seed, objective.device)
+    draws = {name: get_prior(objective, name).sample() for name in objective.learned.names}
+    return to_parameters(objective.network, draws)
 
 
 def _rank(

@@ -23,6 +23,7 @@ from bnet_transformer._core.checks import (
     check_choice,
     check_float,
     check_int,
+    check_options,
     check_seed,
     set_frozen,
     suggest_config_for_options,
@@ -58,9 +59,6 @@ __all__ = ["AdamW", "EarlyStopping", "Execution", "Trained", "load_checkpoint", 
 # --------------------------------------------------------------------------------------------------------------------
 # Configs of a run: the optimizer and its schedule, early stopping, the execution of a step, and the loop.
 
-
-SCHEDULES = ("constant", "cosine", "noam")
-Schedule = Callable[[int], float]
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
 
@@ -96,13 +94,10 @@ class AdamW:
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        for option in ("rate", "eps", "clip"):
-            if getattr(self, option) is not None:
-                set_frozen(self, **{option: check_float(option, getattr(self, option), above=0)})
-        check_choice("schedule", self.schedule, SCHEDULES)
-        set_frozen(self, warmup=check_int("warmup", self.warmup, minimum=0))
-        if self.dim is not None:
-            set_frozen(self, dim=check_int("dim", self.dim))
+        check_options(self, check_float, "rate", "eps", "clip", above=0)
+        check_choice("schedule", self.schedule, ("constant", "cosine", "noam"))
+        check_options(self, check_int, "warmup", minimum=0)
+        check_options(self, check_int, "dim")
         is_pair = isinstance(self.betas, tuple | list) and len(self.betas) == 2
         if not is_pair or not all(0 <= check_float("betas", beta) < 1 for beta in self.betas):
             raise BNetError("betas", expected="two numbers from 0 to below 1", actual=self.betas)
@@ -137,10 +132,8 @@ class EarlyStopping:
     bound: float | None = None
 
     def __post_init__(self) -> None:
-        if self.patience is not None:
-            set_frozen(self, patience=check_int("patience", self.patience))
-        if self.bound is not None:
-            set_frozen(self, bound=check_float("bound", self.bound))
+        check_options(self, check_int, "patience")
+        check_options(self, check_float, "bound")
 
     def is_valid(self, loss: float, grad_norm: float = 0.0) -> bool:
         """Return True if training may continue after this loss and gradient norm.
@@ -196,8 +189,7 @@ class TrainConfig:
         set_frozen(self, batch=check_int("batch", self.batch), smoothing=check_float("smoothing", self.smoothing))
         if not 0 <= self.smoothing < 1:
             raise BNetError("smoothing", expected="a number of at least 0 and below 1", actual=self.smoothing)
-        if self.words is not None:
-            set_frozen(self, words=check_int("words", self.words))
+        check_options(self, check_int, "words")
         set_frozen(self, seed=check_seed(self.seed))
         for option, kind in (("optimizer", AdamW), ("early_stopping", EarlyStopping), ("execution", Execution)):
             if not isinstance(getattr(self, option), kind):
@@ -234,8 +226,7 @@ class LoopConfig:
 
     def __post_init__(self) -> None:
         check_choice("progress", self.progress, (True, False, None))
-        if self.every is not None:
-            set_frozen(self, every=check_int("every", self.every))
+        check_options(self, check_int, "every")
 
     @property
     def shared_settings(self) -> tuple[object, ...]:
@@ -283,7 +274,7 @@ def defer_interrupt() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim: int | None) -> Schedule:
+def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim: int | None) -> Callable[[int], float]:
     """Return the learning rate as a function of the step, counted from 1.
 
     >>> noam = create_schedule("noam", None, 400, 1000, 512)
@@ -310,7 +301,6 @@ def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim:
 
 # --------------------------------------------------------------------------------------------------------------------
 # The loss of training, and the state of a run: one step, the evaluation, checkpoints.
-
 
 Loss = Callable[[CompiledModule, Batch], Tensor]
 IMPOSSIBLE_LOSS = 1e20  # below the mean loss of any batch with probability zero, which is -LOG_ZERO over its words
@@ -609,7 +599,6 @@ def create_optimizer(
 # --------------------------------------------------------------------------------------------------------------------
 # `train`: the loop over minibatches with held-out losses, early stopping, checkpoints and resume; and its result.
 
-
 N = TypeVar("N")  # a Network, or a BNet that holds one
 
 
@@ -770,15 +759,18 @@ def load_checkpoint(net: N, folder: str | Path, *, best: bool = False) -> Traine
     return _build_result(net, parameters, saved.losses, saved.held_out, saved.step)
 
 
+def restore_type(net: object, network: Network) -> Any:
+    """Return a network as a net of the type of another one: a `Network`, or a `BNet` that holds it."""
+    return network if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(network)
+
+
 def _build_result(
     net: N, parameters: Mapping[str, Tensor], losses: Sequence[float], held_out: Sequence[tuple[int, float]], steps: int
 ) -> Trained[N]:
     """Create the result: a net of the caller's type, with the parameters on the devices of that net."""
     network = as_network(net)
     values = {name: value.to(network.parameters[name].device) for name, value in parameters.items()}
-    trained = network.with_parameters(values)
-    trained_net = trained if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(trained)
-    return Trained(cast(N, trained_net), tuple(losses), tuple(held_out), steps)
+    return Trained(restore_type(net, network.with_parameters(values)), tuple(losses), tuple(held_out), steps)
 
 
 def _count_steps(steps: int | None, epochs: int | None, dataset: Dataset) -> int:

@@ -109,13 +109,10 @@ def squared_grad_norm(gradients: Mapping[str, Tensor]) -> Tensor:
 #
 # A subclass of `RestartOptimizer` defines a step in `advance`. `optimize` runs the steps, with evaluation and
 # checkpoints. A `GradientOptimizer` takes steps of Adam, on minibatches, along the gradient of its `bound_and_grad`:
-# for
-# `map` and `em` the `AdamOptimizer`, if `em.py` does not apply; for `svi` those of `svi.py`.
-
+# for `map` and `em` the `AdamOptimizer`, if `em.py` does not apply; for `svi` those of `svi.py`.
 
 TRAINING_SENTENCES = "the training sentences"
 DEFAULT_BATCH_SIZE = 256  # sentences of a minibatch, if the caller gives none
-FULL_PASS_SIZE = 1024  # sentences of one part of a full pass
 ROUNDING = 1e-12  # relative difference of two scores that may be a rounding error
 DIVERGENCE_FACTOR = 100.0  # a bound has diverged if it is this many times (1 + |start|) below its start
 FINAL_RATE_FACTOR = 0.2  # factor of the learning rate when the best restart continues on all sentences
@@ -150,20 +147,20 @@ class RestartOptimizer(ABC):
     Args:
         problem: The fit problem.
         method: The options of the steps.
-        restarts: The number of restarts.
     """
 
     has_summed_choices: ClassVar[bool] = True
 
-    def __init__(self, problem: FitProblem, method: IterativeMethod | StepOptions, restarts: int = 1) -> None:
+    def __init__(self, problem: FitProblem, method: IterativeMethod | StepOptions) -> None:
         self.objective = objective = problem.objective
         self.corpus = corpus = problem.corpus
         self.ranks = ranks = problem.ranks
-        self.method, self.restarts, self.seed = method, restarts, problem.seed
+        self.method, self.seed = method, problem.seed
+        self.restarts = method.restarts if isinstance(method, StepOptions) else 1
         self.pruning_steps = method.pruning_steps if isinstance(method, StepOptions) else ()
         self.validation = corpus if problem.held_out is None else problem.held_out
         self.settings = {**problem.settings, "judged_by": self.criterion}
-        self.sets = init_restarts(objective.network, objective.learned.names, restarts, problem.seed, ranks.device)
+        self.sets = init_restarts(objective.network, objective.learned.names, self.restarts, self.seed, ranks.device)
         self.step = 0  # the number of completed steps
         self.bounds: list[float] = []
         self.measured: list[tuple[int, int, float]] = []
@@ -210,7 +207,7 @@ class RestartOptimizer(ABC):
             EvidenceError: The sentences are impossible in the net; the error names the first impossible observation.
         """
         if self.has_summed_choices:
-            self.objective.check_possible(self.corpus, FULL_PASS_SIZE)
+            self.objective.check_possible(self.corpus)
         step, expected = len(self.bounds) + 1, "a finite bound, not far below its start"
         remedies = f"{self.remedies}, or a prior (spread=)"
         return checkpoint.divergence_error(step, expected, received, remedies, self.checkpoint_path, self.saved_step)
@@ -242,10 +239,8 @@ class RestartOptimizer(ABC):
 
     def split_full_pass(self, corpus: Batch) -> list[Batch]:
         """Split this process's shard of a corpus into the parts of a full pass; one part if sentences share a draw."""
-        if self.objective.has_corpus_choice:
-            return [corpus]
-        shard = self.ranks.shard(corpus)
-        return shard.parts(FULL_PASS_SIZE) if len(shard) else []
+        shard = corpus if self.objective.has_corpus_choice else self.ranks.shard(corpus)
+        return self.objective.split(shard) if len(shard) else []
 
     def update_best(self) -> list[float]:
         """Score every restart, and keep the best parameters so far."""
@@ -316,8 +311,8 @@ class RestartOptimizer(ABC):
 class GradientOptimizer(RestartOptimizer):
     """An optimizer whose steps follow a gradient by Adam."""
 
-    def __init__(self, problem: FitProblem, method: IterativeMethod | StepOptions, restarts: int = 1) -> None:
-        super().__init__(problem, method, restarts)
+    def __init__(self, problem: FitProblem, method: IterativeMethod | StepOptions) -> None:
+        super().__init__(problem, method)
         self.schedule = create_schedule("cosine", method.rate, max(1, method.steps // 20), method.steps, None)
 
     @property
@@ -374,9 +369,7 @@ class GradientOptimizer(RestartOptimizer):
         A bound is computed before its step changes the parameters, so only this function checks the last step.
         """
         before = self.sets
-        self.sets = ParameterSets(
-            dict(before.values), dict(before.first_moments), dict(before.second_moments), list(before.restart_ids)
-        )
+        self.sets = replace(before, values=dict(before.values))
         bound, gradient = self.bound_and_grad(self.step)
         self.sets = before
         is_valid = self.valid_bounds(bound)
@@ -442,9 +435,7 @@ class AdamOptimizer(GradientOptimizer):
     all sentences.
     """
 
-    def __init__(self, problem: FitProblem, options: StepOptions) -> None:
-        super().__init__(problem, options, options.restarts)
-        self.inner = options.inner
+    method: StepOptions
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Run the M step if it is due, then return the bound of each restart and its gradient.
@@ -454,8 +445,8 @@ class AdamOptimizer(GradientOptimizer):
         learned, the bound is the bound before the M step. Under torchrun each process computes its shard, and the
         results are summed.
         """
-        objective, ranks = self.objective, self.ranks
-        if self.inner is not None and step % self.inner == 0:
+        objective, ranks, inner = self.objective, self.ranks, self.method.inner
+        if inner is not None and step % inner == 0:
             prior = objective.log_prior(self.sets.values)
             evidence = m_step(objective, self.sets, self.corpus_parts, ranks)
             if not objective.learned.weights:
@@ -467,7 +458,7 @@ class AdamOptimizer(GradientOptimizer):
         bound = objective.log_prior(leaves) / len(self.corpus) / ranks.world_size
         if len(shard):
             bound = bound + objective.log_evidences(leaves, shard).sum(1) / size
-        closed = () if self.inner is None else objective.learned.tables
+        closed = () if inner is None else objective.learned.tables
         open_ = {name: leaf for name, leaf in leaves.items() if name not in closed}
         gradients = torch.autograd.grad(bound.sum(), [*open_.values()], allow_unused=True, materialize_grads=True)
         reduced = {name: ranks.all_reduce(g) for name, g in zip(open_, gradients, strict=True)}

@@ -213,8 +213,7 @@ def _evaluate_steps(approximation: Approximation, corpus: Batch, steps: Tensor) 
 # The symmetries of a posterior density: exchanges of two exchangeable heads, and changes of a free sign.
 #
 # A mode of the density has an image of equal density under each of them. The log marginal likelihood counts these
-# images,
-# so they must be separate, and a draw must not be counted for two of them.
+# images, so they must be separate, and a draw must not be counted for two of them.
 
 
 @dataclass(frozen=True)
@@ -232,7 +231,7 @@ class Symmetry:
 
 def find_sign_symmetries(coordinates: Coordinates, mode: Mode) -> list[Symmetry]:
     """Find the changes of one free sign: that of the last rows of the two factors of `W_q^T W_k`."""
-    return [_create_symmetry(mode, partial(torch.mul, signs)) for signs in _find_signs(coordinates, mode)]
+    return [_create_symmetry(mode, partial(torch.mul, signs)) for signs in coordinates.mirrors(torch.ones_like(mode.z))]
 
 
 def find_head_symmetries(coordinates: Coordinates, mode: Mode, selectors: Sequence[str]) -> list[Symmetry]:
@@ -259,11 +258,6 @@ def measure_distance(mode: Mode, z: Tensor) -> Tensor:
     return distance
 
 
-def _find_signs(coordinates: Coordinates, mode: Mode) -> list[Tensor]:
-    """Return the factors 1 and -1 of the coordinates by which each free sign changes, each `[coordinate]`."""
-    return coordinates.mirrors(torch.ones_like(mode.z))
-
-
 def _exchange_heads(
     coordinates: Coordinates, mode: Mode, dims: dict[str, tuple[int, ...]], pair: tuple[int, int], z: Tensor
 ) -> Tensor:
@@ -279,7 +273,7 @@ def _exchange_heads(
         return coordinates.encode(values)
 
     image = torch.vmap(exchange)(z)
-    for signs in _find_signs(coordinates, mode):
+    for signs in coordinates.mirrors(torch.ones_like(mode.z)):  # the factors 1 and -1 of the coordinates
         is_nearer = measure_distance(mode, signs * image) < measure_distance(mode, image)
         image = torch.where(is_nearer[:, None], signs * image, image)
     return image

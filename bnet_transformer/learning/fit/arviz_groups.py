@@ -72,9 +72,8 @@ def build_arviz(az: Any, groups: Mapping[str, Arrays], dims: Mapping[str, Sequen
     # ArviZ 0.x takes the groups as keyword arguments and returns an InferenceData; ArviZ 1.x takes one nested mapping
     # and returns a DataTree of xarray. Both drop the last dims of a log likelihood with fewer dims.
     used = {name: list(names) for name, names in dims.items() if any(name in group for group in groups.values())}
-    if is_arviz_1(az):
-        return az.from_dict({name: dict(group) for name, group in groups.items()}, dims=used)
-    return az.from_dict(**{name: dict(group) for name, group in groups.items()}, dims=used)
+    arrays = {name: dict(group) for name, group in groups.items()}
+    return az.from_dict(arrays, dims=used) if is_arviz_1(az) else az.from_dict(**arrays, dims=used)
 
 
 def is_arviz_1(az: Any) -> bool:
@@ -157,8 +156,7 @@ def _name_dims(spec: NodeSpec) -> list[str]:
 
 def _find_observed(spec: NodeSpec, data: Batch) -> Tensor | None:
     """Find the observed nodes of a group, `[sentence, *plates, word]`: no padding; None if all are observed."""
-    observed, stack = data.evidence[spec.group.name].observed, spec.group.word_stack
-    present = None if stack is None or data.mask is None else data.mask.get(stack)
+    observed, present = data.evidence[spec.group.name].observed, data.get_present(spec)
     if present is None:
         return observed
     present = present[:, *[None] * len(spec.group.plates)]

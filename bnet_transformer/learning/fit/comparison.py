@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,9 +29,6 @@ from bnet_transformer.learning.fit.heads import (
     samples_to_parameters,
 )
 from bnet_transformer.learning.fit.objective import FitObjective
-
-if TYPE_CHECKING:
-    pass
 
 RESAMPLES = 2000  # of the p value and the interval of a gain
 MATCHING_SENTENCES = 200  # the number of sentences whose responsibilities match heads
@@ -100,11 +97,9 @@ def count_overlap(a: Tensor, b: Tensor, present: Tensor | None = None) -> Tensor
 
 def get_present_words(spec: NodeSpec, corpus: Batch) -> Tensor | None:
     """Return the words that a selector draws for, `[sentence, word]`; None for all words or for whole sentences."""
-    stack = spec.group.word_stack
-    if stack is None:
-        return None
-    if corpus.mask is not None and stack in corpus.mask:
-        return corpus.mask[stack]
+    stack, present = spec.group.word_stack, corpus.get_present(spec)
+    if stack is None or present is not None:
+        return present
     masks = [evidence.observed for evidence in corpus.evidence.values()]
     known = [mask for mask in masks if mask is not None and mask.shape == corpus.x[stack].shape[:2]]
     return torch.stack(known).any(0) if known and len(known) == len(masks) else None

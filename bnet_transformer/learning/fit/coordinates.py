@@ -192,6 +192,7 @@ class Coordinates:
         network = objective.network
         self.dtype, self.device = network.dtype, objective.device
         self.spread = self.learned.spread or 1.0
+        self.tables = [*self.learned.tables]
         self.shapes = {name: network.parameters[name].shape for name in self.learned.names}
         self.blocks: list[GaugeBlock] = []
         for gauge in find_gauges(network):
@@ -213,21 +214,11 @@ class Coordinates:
         sizes += [self.shapes[name].numel() for name in self.plain] + [block.size for block in self.blocks]
         self.sizes, self.size = sizes, sum(sizes)
 
-    @property
-    def tables(self) -> list[str]:
-        """The names of the learned tables."""
-        return list(self.learned.tables)
-
-    @property
-    def labels(self) -> list[str]:
-        """The name of the parameter, or pair of parameters, of each part of the coordinates."""
-        return [*self.tables, *self.plain, *(" and ".join(block.gauge.names) for block in self.blocks)]
-
     def describe(self, direction: Tensor) -> str:
         """Return the name of the parameter, or pair, with the largest part of a direction, and its row or head."""
         parts = direction.square().split(self.sizes)
         k = max(range(len(parts)), key=lambda k: float(parts[k].sum()))
-        name = self.labels[k]
+        name = [*self.tables, *self.plain, *(" and ".join(block.gauge.names) for block in self.blocks)][k]
         if k >= len(self.tables) + len(self.plain):
             rows = self.blocks[k - len(self.tables) - len(self.plain)].groups
         else:

@@ -236,7 +236,6 @@ def expand_function(
 # head, and one vector that contains the same entry of every head probes all blocks at once. Where weights of several
 # heads act together, the blocks omit what lies between them.
 
-
 MAX_ENTRIES = 128  # of a block; weights of larger ones have the mean of the diagonal only
 RIDGE = 1e-6  # of the scale, which is added to a block: without a prior it can be singular
 
@@ -325,14 +324,12 @@ class Expansion:
 
     Attributes:
         log_density: The log posterior density up to a constant, `[set]`.
-        evidence: The log evidence of all sentences, `[set]`.
         counts: The expected count of each entry of the learned tables, `[set, *shape]`.
         model: The quadratic model of the expected complete-data density in the weights: its gradient, which is the
             gradient of the log posterior density too, and its Gauss-Newton matrix. None without weights.
     """
 
     log_density: Tensor
-    evidence: Tensor
     counts: dict[str, Tensor]
     model: QuadraticModel | None
 
@@ -351,17 +348,27 @@ class Tilt:
 
 
 @dataclass(frozen=True)
+class _Site:
+    """A factor whose distribution may depend on the weights."""
+
+    index: int  # of the factor
+    table_shape: torch.Size
+    state_dim: int | None  # the dim of the states of a latent choice; None for evidence
+    is_categorical: bool  # whether the predicted entries are logits
+    state_dims: Mapping[int, int]  # the dim of predictions with the states of each choice, by the index of its group
+
+
+@dataclass(frozen=True)
 class _Prediction:
     """The parameters of the distribution of a factor at each state of the latent choices."""
 
     value: Tensor  # [set, *layout, entry]
     weight: Tensor  # the posterior probability of the states, [set, *layout]
-    is_categorical: bool  # whether the entries are logits
-    state_dims: Mapping[int, int]  # the dim of `value` with the states of each choice, by the index of its group
+    site: _Site
 
     def multiply_root(self, tangent: Tensor) -> Tensor:
         """Return `R J v` of `J v`, where `R^T R` is the weighted Fisher information."""
-        if self.is_categorical:  # the Fisher information of logits is diag(p) - p p^T
+        if self.site.is_categorical:  # the Fisher information of logits is diag(p) - p p^T
             probs = self.value.detach().softmax(-1)
             tangent = probs.sqrt() * (tangent - (probs * tangent).sum(-1, keepdim=True))
         return self.weight.clamp(min=0).sqrt()[..., None] * tangent
@@ -398,7 +405,7 @@ class _PartGraph:
         for tangent, row in zip(
             torch.autograd.grad(linear[1], linear[0], v, retain_graph=True), self.rows, strict=True
         ):
-            if row.is_categorical:
+            if row.site.is_categorical:
                 probs = row.value.detach().softmax(-1)
                 tangent = probs * (tangent - (probs * tangent).sum(-1, keepdim=True))
             cotangents.append(row.weight[..., None] * tangent)
@@ -421,7 +428,7 @@ class _PartGraph:
         total = self.flat.new_zeros(len(self.flat), blocks, entries, entries)
         for row, column in zip(self.rows, columns, strict=True):
             J = torch.stack(column, 1)  # [set, entry, *layout, entry of the prediction]
-            dim = row.state_dims.get(group.selector.group.index) if group.selector else None
+            dim = row.site.state_dims.get(group.selector.group.index) if group.selector else None
             J = J[:, None] if dim is None else J.movedim(dim + 1, 1)
             J = J.flatten(3)
             total = total + J @ J.mT  # broadcast over the blocks where all predictions depend on all of them
@@ -438,17 +445,6 @@ def find_uncovered(objective: FitObjective) -> str | None:
                 f"{spec.group.name} has a distribution without a known Fisher information ({type(spec.tpm).__name__})"
             )
     return None
-
-
-@dataclass(frozen=True)
-class _Site:
-    """A factor whose distribution may depend on the weights."""
-
-    index: int  # of the factor
-    table_shape: torch.Size
-    state_dim: int | None  # the dim of the states of a latent choice; None for evidence
-    is_categorical: bool
-    state_dims: Mapping[int, int]  # of `_Prediction`
 
 
 class EMExpansion:
@@ -503,10 +499,8 @@ class EMExpansion:
         """
         layout = FlatLayout.create(sets, self.learned.weights)
         flat = layout.flatten(sets).detach().requires_grad_() if self.learned.weights else None
-        graphs = []
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
-            for number, part in enumerate(self.parts):
-                graphs.append(self._expand_part(number, part, sets, flat, layout, tilt))
+            graphs = [self._expand_part(n, part, sets, flat, layout, tilt) for n, part in enumerate(self.parts)]
         first = next(iter(sets.values()))
         evidence = self.ranks.all_reduce(sum((g.evidence for g in graphs), first.new_zeros(len(first))))
         counts = {
@@ -515,7 +509,7 @@ class EMExpansion:
         }
         log_prior, prior = expand_function(self.objective.log_prior, sets, layout)
         model = None if flat is None else self._build_model(graphs, flat, layout, prior)
-        return Expansion(evidence + log_prior, evidence, counts, model)
+        return Expansion(evidence + log_prior, counts, model)
 
     def _build_model(
         self, graphs: Sequence[_PartGraph], flat: Tensor, layout: FlatLayout, prior: QuadraticModel
@@ -590,7 +584,7 @@ class EMExpansion:
             if p.requires_grad:
                 # The distribution of a choice is the same for all its states.
                 weight = w if site.state_dim is None else w.sum(site.state_dim + 1, keepdim=True)
-                rows.append(_Prediction(p, weight, site.is_categorical, site.state_dims))
+                rows.append(_Prediction(p, weight, site))
         return _PartGraph(evidence.detach(), counts, None if flat is None else gradients[-1], flat, rows)
 
     def _find_sites(self, part: Batch, sets: Mapping[str, Tensor]) -> list[_Site]:
@@ -654,7 +648,6 @@ def _predict(state: ExecutionState, factor: Factor, site: _Site) -> Tensor:
 #
 # The blocks only speed up a solution, and never change what it converges to. So they may be those of a sample of the
 # sentences, or of earlier parameters.
-
 
 # Blocks are those of a sample if they need more products with the Jacobian, or if there are more sentences.
 MAX_PROBES, MAX_SENTENCES = 16, 1000
@@ -723,16 +716,12 @@ class PreconditionedSolver:
         if not self.groups:
             return solve_model(model, scale, damping, limit, tolerance, floor)
         if self.blocks is None or self.excess > MAX_PROBES:
-            self.blocks = self.compute_blocks(sets)
+            self.blocks = self.expand.compute_blocks(sets, self.groups, self.stride)
             self.excess, self.first_products = 0.0, {}
         precondition = self.blocks.factorize(scale, damping, model.layout.locate(self.weights))
         solution = solve_model(model, scale, damping, limit, tolerance, floor, precondition)
         self.excess += solution.iterations - self.first_products.setdefault(limit, solution.iterations)
         return solution
-
-    def compute_blocks(self, sets: Mapping[str, Tensor]) -> CurvatureBlocks:
-        """Compute the blocks at these parameters, `[set, *shape]`."""
-        return self.expand.compute_blocks(sets, self.groups, self.stride)
 
     def select(self, rows: list[int]) -> None:
         """Keep only some sets."""

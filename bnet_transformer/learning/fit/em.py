@@ -50,7 +50,6 @@ from bnet_transformer.learning.fit.diagnostics import describe_parameters
 from bnet_transformer.learning.fit.heads import find_selectors, head_dims
 from bnet_transformer.learning.fit.objective import (
     EM,
-    FitObjective,
     FitProblem,
     PointMethod,
     StepOptions,
@@ -66,7 +65,6 @@ from bnet_transformer.learning.training import defer_interrupt
 # All restarts take their steps together. Most are EM iterations (`gauss_newton.py`), which need no good start. Newton
 # steps on the log posterior density (`curvature.py`) converge fast near a maximum, and predict how much a restart can
 # still gain. The optimizer computes in float64.
-
 
 NEWTON_INTERVAL = 3  # each third iteration is a Newton step
 SMALL_GAIN = 1.0  # nats that a Newton step still predicts near a maximum; there all iterations are Newton steps
@@ -95,22 +93,27 @@ class SecondOrderOptimizer(RestartOptimizer):
     """
 
     def __init__(self, problem: FitProblem, options: StepOptions) -> None:
-        super().__init__(problem, replace(options, prune=False), options.restarts)
+        super().__init__(problem, replace(options, prune=False))
+        self.is_started = False
+        self._reset(self.corpus)
+
+    def _reset(self, corpus: Batch) -> None:
+        """Start at the current parameters, with EM iterations on these sentences."""
+        self.restarts = len(self.sets.restart_ids)
         self.damping = torch.full((self.restarts,), INITIAL_DAMPING, dtype=torch.float64, device=self.ranks.device)
         self.log_density: dict[int, float] = {}  # of each restart after its last step
         self.stationary: set[int] = set()  # the restarts at a stationary point
         self.done: dict[int, float] = {}  # the restarts that take no further steps: their density, or a bound of it
-        self.is_started = False
         self.reached = -math.inf  # the highest log posterior density that a restart has reached
         self.is_close_to_maximum = False  # whether the last Newton step was near the maxima of all restarts
         self._last_density: dict[int, float] = {}  # of each restart at the last test of its gain
         self._gains: dict[int, float] = {}  # of each restart by the last iteration
-        self._expansion: Expansion | None = None
-        self.use_sentences(self.corpus)
+        self.use_sentences(corpus)
 
     def use_sentences(self, corpus: Batch) -> None:
         """Take EM iterations on these sentences."""
-        self.expand, self._expansion = EMExpansion(self.objective, self.split_full_pass(corpus), self.ranks), None
+        self._expansion: Expansion | None = None
+        self.expand = EMExpansion(self.objective, self.split_full_pass(corpus), self.ranks)
         self.solver = PreconditionedSolver(self.objective, corpus, self.split_full_pass, self.sets.values, self.ranks)
 
     @property
@@ -157,23 +160,18 @@ class SecondOrderOptimizer(RestartOptimizer):
         self._stop_restarts(density + patience * gain < target, density)
 
     def _start(self) -> None:
-        """Drop the restarts whose first density is not finite, and take the first iterations on a sample."""
+        """Drop the restarts whose first density is not finite, and take the first EM iterations on a sample."""
         self.is_started = True
         density = self.compute_log_density(self.sets.values)
         live = self.valid_bounds(density / len(self.corpus)).nonzero()[:, 0].tolist()
         if not live:
             raise self.divergence_error(f"a bound of {float(density.max()):g}")
         self.select(live)
-        self._warm_start()
-
-    def _warm_start(self) -> None:
-        """Take the first EM iterations on a sample of the sentences."""
-        if self.method.steps < WARM_STEPS or (sample := self.draw_sample("sample")) is None:
-            return
-        warm = self.fork(self.sets.values, sample)
-        for _ in range(WARM_STEPS):
-            warm.em_step()
-        self.sets.values = warm.sets.values
+        if self.method.steps >= WARM_STEPS and (sample := self.draw_sample("sample")) is not None:
+            warm = self.fork(self.sets.values, sample)
+            for _ in range(WARM_STEPS):
+                warm.em_step()
+            self.sets.values = warm.sets.values
 
     def draw_sample(self, *labels: str | int) -> Batch | None:
         """Draw sentences for the first iterations. None if most sentences are necessary.
@@ -259,9 +257,11 @@ class SecondOrderOptimizer(RestartOptimizer):
             trial = _where(is_open, trial, new)
             after = self.expand(trial, tilt)
             increase = after.log_density - before.log_density
-            if factor == 1:
-                self.damping = self.damping * _rate_damping(increase, gain, before.log_density)
-            is_open, new, factor = is_open & (increase < -ROUNDING * before.log_density.abs()), trial, factor / 4
+            is_worse = increase < -ROUNDING * before.log_density.abs()
+            if factor == 1:  # from the increase of the density and the one that the model predicted
+                rate = torch.where(increase > 0.75 * gain, 0.3, torch.where(increase < 0.25 * gain, 2.0, 1.0))
+                self.damping = self.damping * torch.where(increase >= -ROUNDING * before.log_density.abs(), rate, 4.0)
+            is_open, new, factor = is_open & is_worse, trial, factor / 4
         self.damping = self.damping.clamp(min=MIN_DAMPING)
         is_reusable = tilt is None and not bool(is_open.any())
         self.sets.values, self._expansion = _where(~is_open, new, values), after if is_reusable else None
@@ -301,8 +301,10 @@ class SecondOrderOptimizer(RestartOptimizer):
         # curve, not on a line, so that near a maximum H has eigenvalues of either sign there, of the size of the
         # gradient divided by the parameters. This damping exceeds them, and vanishes with the gradient.
         length = (model.gradient.square() / scale).sum(1) / (scale * point.square()).sum(1).clamp(min=1.0)
-        floor, iterations = GRADIENT_ROUNDING * before.abs(), min(self._count_newton_products(), 2 * point.shape[1])
-        damping = length.sqrt()
+        floor, damping = GRADIENT_ROUNDING * before.abs(), length.sqrt()
+        # Where EM iterations still gain much, an exact step is worth less than the EM iterations that it costs.
+        is_early = max(self._gains.get(k, math.inf) for k in self.sets.restart_ids) > SMALL_GAIN
+        iterations = min(MAX_EARLY_PRODUCTS if is_early else NEWTON_ITERATIONS, 2 * point.shape[1])
         newton = self.solver.solve(values, model, scale, damping, iterations, NEWTON_TOLERANCE, floor)
         is_definite = ~newton.has_ascent & (newton.residual < DEFINITE_RESIDUAL)
         # A gain below the rounding errors of the density is no reason to move.
@@ -340,12 +342,6 @@ class SecondOrderOptimizer(RestartOptimizer):
         self.stationary |= {self.sets.restart_ids[row] for row in is_stationary.nonzero()[:, 0].tolist()}
         self._stop_restarts(is_stationary | cannot_win, bound)
         return after
-
-    def _count_newton_products(self) -> int:
-        """The maximum number of products of a Newton step."""
-        # Where EM iterations still gain much, an exact step is worth less than the EM iterations that it costs.
-        gains = [self._gains.get(k, math.inf) for k in self.sets.restart_ids]
-        return MAX_EARLY_PRODUCTS if max(gains) > SMALL_GAIN else NEWTON_ITERATIONS
 
     def leave_saddle(self) -> bool:
         """Move sets at a stationary point along a direction in which the density increases, if one is found.
@@ -416,22 +412,10 @@ class SecondOrderOptimizer(RestartOptimizer):
             sample: The sentences of its EM iterations; None for all.
         """
         other = copy(self)
-        other.sets = ParameterSets.create(dict(values))
-        count = len(other.sets.restart_ids)
-        other.damping = torch.full((count,), INITIAL_DAMPING, dtype=torch.float64, device=self.ranks.device)
-        other.step, other.bounds, other.measured = 0, [], []
-        other.is_started, other.restarts, other.is_close_to_maximum, other.best = True, count, False, (-math.inf, 0, {})
-        other.reached = -math.inf
-        other.log_density, other.done, other._last_density, other._gains = {}, {}, {}, {}
-        other.stationary = set()
-        other.use_sentences(self.corpus if sample is None else sample)
+        other.sets, other.is_started = ParameterSets.create(dict(values)), True
+        other.step, other.bounds, other.measured, other.best = 0, [], [], (-math.inf, 0, {})
+        other._reset(self.corpus if sample is None else sample)
         return other
-
-
-def _rate_damping(increase: Tensor, gain: Tensor, log_density: Tensor) -> Tensor:
-    """The factor of the damping after a step, from its increase of the density and the one that the model predicted."""
-    factor = torch.where(increase > 0.75 * gain, 0.3, torch.where(increase < 0.25 * gain, 2.0, 1.0))
-    return torch.where(increase >= -ROUNDING * log_density.abs(), factor, 4.0)
 
 
 def _where(condition: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -445,25 +429,12 @@ def _where(condition: Tensor, new: Mapping[str, Tensor], old: Mapping[str, Tenso
 # A local maximum of a mixture often spends two heads where one is enough, and one where two are needed. EM cannot leave
 # it, but a fit that starts with one head less, and a new one on sentences that the others explain badly, can.
 
-
 FORBIDDEN = -1e6  # log weight of a state that an anchor excludes; far from LOG_ZERO, so that sums keep their digits
 MIN_ANCHORS = 20  # sentences (or words) on which a new head starts, if there are as many
 FORCED_STEPS, FREE_STEPS, LAST_STEPS = 3, 6, 30
 MAX_FAILURES = 4  # rounds in sequence without an improvement
 PATIENCE = 10  # gains as large as its last one with which a candidate must be able to exceed the density of the fit
 FINALISTS = 2  # candidates that take the last steps, at most `LAST_STEPS`
-
-
-def find_movable_selectors(objective: FitObjective) -> list[NodeSpec]:
-    """Find the selectors of at least two heads with learned weights; not those with one draw for all sentences."""
-    network, weights = objective.network, objective.learned.weights
-    return [
-        spec
-        for spec in find_selectors(network)
-        if spec.scope != "corpus"
-        and (spec.tpm.states or 0) > 1
-        and any(head_dims(network, spec, name) for name in weights)
-    ]
 
 
 def improve_by_moves(
@@ -480,7 +451,14 @@ def improve_by_moves(
     Returns:
         The best parameters.
     """
-    selectors = find_movable_selectors(optimizer.objective)
+    network, weights = optimizer.objective.network, optimizer.objective.learned.weights
+    selectors = [  # of at least two heads with learned weights; not those with one draw for all sentences
+        spec
+        for spec in find_selectors(network)
+        if spec.scope != "corpus"
+        and (spec.tpm.states or 0) > 1
+        and any(head_dims(network, spec, name) for name in weights)
+    ]
     density = float(optimizer.compute_log_density({name: value[None] for name, value in best.items()})[0])
     failures = 0
     for number in range(rounds):
@@ -606,7 +584,6 @@ def _word_evidence(state: ExecutionState, factors: list[Factor], removed: Tensor
 
 # --------------------------------------------------------------------------------------------------------------------
 # `map` and `em`: the choice of the optimizer, the search by restarts, the moves, and the tests of the result.
-
 
 RESTARTS = 4  # of a net with latent choices
 SEARCH_STEPS, FIRST_ORDER_STEPS, INNER_STEPS = 40, 300, 10

@@ -6,9 +6,9 @@ The steps are: samples of sites, samples of parameters, alignment of the heads, 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import pyro.poutine as poutine
 import torch
@@ -35,10 +35,9 @@ from bnet_transformer.learning.fit.heads import (
 from bnet_transformer.learning.fit.methods import analyse_choices
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.training import N
+from bnet_transformer.learning.training import N, restore_type
 
 MIN_EFFECTIVE_DRAWS = 20.0  # fewer effective draws raise a warning
-RESULT_FORMS = "pyro.infer.MCMC or Importance after its run, a mapping from site to samples, or a guide"
 
 
 @dataclass(frozen=True)
@@ -124,11 +123,8 @@ def fit_from_pyro(
             density = log_likelihoods(objective, corpus, samples_to_parameters(network, samples)).sum(1).reshape(shape)
             samples, matched = align_heads(objective, corpus, samples, density)
         shown = find_representative(network, samples)
-    fitted_net: Any = replace_learned(network, shown)
-    if not isinstance(net, Network):
-        fitted_net = cast(Callable[[Network], Any], type(net))(fitted_net)
     return Fit(
-        fitted_net,
+        restore_type(net, replace_learned(network, shown)),
         "pyro",
         len(corpus),
         "nothing",
@@ -146,7 +142,7 @@ def fit_from_pyro(
 
 
 def _read_samples(result: object, arguments: tuple[object, ...], num_samples: int) -> SiteSamples:
-    """Read the samples of every site from a result of Pyro, which is one of `RESULT_FORMS`."""
+    """Read the samples of every site from a result of Pyro."""
     if isinstance(result, MCMC):
         try:
             values = result.get_samples(group_by_chain=True)
@@ -169,7 +165,8 @@ def _read_samples(result: object, arguments: tuple[object, ...], num_samples: in
         is_point = all(bool((value == value[:, :1]).all()) for value in values.values())  # a guide of Delta sites
         note = None if is_point else "draws from a guide, which approximates the posterior within its family"
         return SiteSamples(values, approximate=note, is_point=is_point)
-    raise BNetError("result", expected=RESULT_FORMS, actual=result)
+    expected = "pyro.infer.MCMC or Importance after its run, a mapping from site to samples, or a guide"
+    raise BNetError("result", expected=expected, actual=result)
 
 
 def _stack_traces(traces: list[Any]) -> dict[str, Tensor]:

@@ -97,17 +97,6 @@ def cosine_matrix(a: Tensor, b: Tensor) -> Tensor:
     return a @ b.mT
 
 
-def summarize_heads(network: Network, selector: NodeSpec, usage: Tensor, samples: Mapping[str, Tensor]) -> Heads:
-    """Summarise the heads of one selector; with posterior samples by the means over them, if these have a meaning."""
-    matrices = invariants(network, selector, network.parameters)
-    if samples:
-        means = mean_invariants(network, selector, samples_to_parameters(network, samples))
-        unidentified = find_unidentified(network, samples)
-        matrices |= {name: mean for name, mean in means.items() if name not in unidentified}
-    A, OV = ({k.removeprefix(kind): v for k, v in matrices.items() if k.startswith(kind)} for kind in ("A ", "OV "))
-    return Heads(selector.group.name, usage, A, OV)
-
-
 def invariants(network: Network, selector: NodeSpec, store: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Compute the invariants by name (`A x_1`, `OV x_1`), `[head, dim, dim]`, after leading dims of the parameters."""
     result = {}

@@ -45,7 +45,6 @@ from bnet_transformer.tpm import (
 # --------------------------------------------------------------------------------------------------------------------
 # The gauge of attention: the pairs of matrices whose entries the net does not determine.
 
-
 Axes = tuple[tuple[str | None, int | None], ...]  # the plate of each leading axis, and the choice that picks its entry
 
 
@@ -360,11 +359,8 @@ def find_rotary_pairs(network: Network, learned: Collection[str]) -> dict[str, s
     """Find the learned queries and keys with rotary positions, with the reason: a phase of each plane is free."""
     result: dict[str, str] = {}
     for spec in network.specs:
-        if (
-            isinstance(spec.tpm, Attention | Read)
-            and isinstance(spec.tpm.score, Dot)
-            and spec.tpm.score.rope is not None
-        ):
+        score = _get_dot_score(spec)
+        if score is not None and score.rope is not None:
             sides = [find_side(network, parent) for parent in spec.parents[:2]]
             names = [[name for name in side[0] if name in learned] for side in sides if side is not None]
             if len(names) == 2 and all(names):
@@ -408,11 +404,6 @@ class _AxisReader:
         """All axes of the value of a node group."""
         return [(index, -d) for d in range(1, len(self.network.specs[index].shape) + 1)]
 
-    def fix_all(self) -> AxisGroups:
-        """Fix the bases of the value and of all parents."""
-        indices = self.spec.group.index, *(parent.index for parent in self.spec.parents)
-        return [[FIXED, *(axis for index in indices for axis in self.all_axes(index))]]
-
 
 def _group_axes(axes: _AxisReader) -> AxisGroups:
     """Group the axes of the value of a node, of its parents and of its parameters that have the same basis."""
@@ -423,15 +414,21 @@ def _group_axes(axes: _AxisReader) -> AxisGroups:
     if isinstance(tpm, Linear | Affine):
         columns, rows = (axes.parameter("weight", d) or [axes.parent(0, d)] for d in (-1, -2))
         return [[axes.parent(-1), *columns], [axes.value, *rows, *axes.parameter("bias")]]
-    if isinstance(tpm, Concat):
-        return _group_concat(axes, tpm)
+    if isinstance(tpm, Concat):  # a sum of heads; without a matrix the value has a block for each head
+        added = [*axes.parameter("bias"), *([axes.parent(-1)] if tpm.residual else [])]
+        if tpm.mapped:
+            return [[axes.parent(1), axes.parent(0)], [axes.value, axes.parent(0, -2), *added]]
+        return [[axes.value, axes.parent(0), *added]]
     if isinstance(tpm, Attention | Read):
         return _group_attention(axes, tpm)
     if isinstance(tpm, FeedForward):
         inside = [[axes.parent(0), *axes.parameter("weight_in"), *axes.parameter("weight_gate")]]
         return [*inside, [axes.value, *axes.parameter("weight_out", -2), *axes.parameter("bias_out")]]
-    if isinstance(tpm, Embed | Positions | Start):
-        return _group_rows(axes)
+    if isinstance(tpm, Embed | Positions | Start):  # rows of a table, whose other axis has the basis of the states
+        if isinstance(tpm, Embed) and tpm.tied:
+            return [[axes.value, axes.parent(0)], [FIXED, axes.parent(0, -2)]]
+        rows = axes.parameter("table") + axes.parameter("vector")
+        return [[axes.value, *rows, *([axes.parent(0)] if isinstance(tpm, Start) else [])]]
     if isinstance(tpm, Categorical | Normal | Recur) and (columns := axes.parameter("weight") or axes.parameter("W")):
         slot = 0 if isinstance(tpm, Recur) else -1
         state = [[FIXED, axes.parent(1)]] if isinstance(tpm, Recur) else []
@@ -439,7 +436,8 @@ def _group_axes(axes: _AxisReader) -> AxisGroups:
     if _preserves_basis(axes):
         parents = range(len(axes.spec.parents))
         return [[axis, *(axes.parent(k, axis[1]) for k in parents)] for axis in axes.all_axes(axes.spec.group.index)]
-    return axes.fix_all()
+    indices = axes.spec.group.index, *(parent.index for parent in axes.spec.parents)
+    return [[FIXED, *(axis for index in indices for axis in axes.all_axes(index))]]
 
 
 def _preserves_basis(axes: _AxisReader) -> bool:
@@ -449,14 +447,6 @@ def _preserves_basis(axes: _AxisReader) -> bool:
         return tpm.form == "rms" and not axes.spec.parameters
     is_identity = isinstance(tpm, Activation) and tpm.activation == "identity"
     return isinstance(tpm, Add | Pool | Dropout | Scale) or is_identity
-
-
-def _group_concat(axes: _AxisReader, tpm: Concat) -> AxisGroups:
-    """Group the axes of a sum of heads; without a matrix the value has a block for each head."""
-    added = [*axes.parameter("bias"), *([axes.parent(-1)] if tpm.residual else [])]
-    if tpm.mapped:
-        return [[axes.parent(1), axes.parent(0)], [axes.value, axes.parent(0, -2), *added]]
-    return [[axes.value, axes.parent(0), *added]]
 
 
 def _group_attention(axes: _AxisReader, tpm: Attention | Read) -> AxisGroups:
@@ -476,12 +466,3 @@ def _group_attention(axes: _AxisReader, tpm: Attention | Read) -> AxisGroups:
     if isinstance(tpm, Attention):
         groups.append([axes.value, axes.parent(2), *([axes.parent(-1)] if tpm.residual else [])])
     return groups
-
-
-def _group_rows(axes: _AxisReader) -> AxisGroups:
-    """Group the axes of vectors that are the rows of a table; its other axis has the basis of the states."""
-    tpm = axes.spec.tpm
-    rows = axes.parameter("table") + axes.parameter("vector")
-    if isinstance(tpm, Embed) and tpm.tied:
-        return [[axes.value, axes.parent(0)], [FIXED, axes.parent(0, -2)]]
-    return [[axes.value, *rows, *([axes.parent(0)] if isinstance(tpm, Start) else [])]]

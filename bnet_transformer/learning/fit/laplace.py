@@ -21,13 +21,7 @@ from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.learning import checkpoint
-from bnet_transformer.learning.fit.adam import (
-    FULL_PASS_SIZE,
-    build_fit,
-    init_restarts,
-    replace_learned,
-    to_network_devices,
-)
+from bnet_transformer.learning.fit.adam import build_fit, init_restarts, replace_learned, to_network_devices
 from bnet_transformer.learning.fit.approximation import (
     MIN_PROPOSALS,
     Approximation,
@@ -97,11 +91,6 @@ def to_double(problem: FitProblem) -> FitProblem:
     return replace(to_float64(problem), held_out=None, loop=loop, ranks=ranks)
 
 
-def split_corpus(objective: FitObjective, corpus: Batch) -> list[Batch]:
-    """Split sentences into the parts of a full pass; one part if all sentences share a draw."""
-    return [corpus] if objective.has_corpus_choice else corpus.parts(FULL_PASS_SIZE)
-
-
 def find_start(problem: FitProblem, restarts: int, seed: int) -> Fit[Network]:
     """Fit a point in float64 from several starts."""
     objective = problem.objective
@@ -110,7 +99,7 @@ def find_start(problem: FitProblem, restarts: int, seed: int) -> Fit[Network]:
         with checkpoint.lock_checkpoints(checkpoints, problem.ranks.is_main_process):
             return fit_point(replace(problem, seed=seed), kind(restarts=restarts))
     except BNetError:
-        objective.check_possible(problem.corpus, FULL_PASS_SIZE)
+        objective.check_possible(problem.corpus)
         raise
 
 
@@ -158,7 +147,7 @@ def find_mode(problem: FitProblem, coordinates: Coordinates, restarts: int, seed
         density, *densities = ends.tolist()
         notes = describe_restarts(densities, density) if is_finished else [INTERRUPTED_NOTE]
         fields: dict[str, Any] = {"is_finished": is_finished, "search_notes": tuple(notes)}
-        parts = split_corpus(problem.objective, problem.corpus)
+        parts = problem.objective.split(problem.corpus)
         for part in parts:
             problem.objective.cache_factors(part)
         if coordinates.size > MAX_COORDINATES:
@@ -306,17 +295,15 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
         notes += describe_weighted(size)
     evidence, error, evidence_notes = compute_evidence(proposals, mode, matched, uninformed)
     notes += evidence_notes
-    dtype = problem.objective.network.dtype
-    parameters = {name: value.to(dtype) for name, value in coordinates.decode(mode.z).items()}
     return build_fit(
         problem,
         method,
-        parameters,
+        coordinates.decode(mode.z),
         finished=mode.is_finished,
         converged=mode.decrement <= MAX_DECREMENT and not mode.singular if mode.is_finished else None,
         approximate=REWEIGHTED_NOTE if is_reweighted else APPROXIMATE_NOTE,
         bounds=(mode.log_density / len(corpus),),
-        samples={k: v.to(dtype) for k, v in to_network_devices(problem.objective.network, samples).items()},
+        samples=to_network_devices(problem.objective.network, samples),
         matched=matched,
         notes=tuple(notes),
         khat=khat,
@@ -328,20 +315,20 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
 
 
 def describe_point(problem: FitProblem, fitted: Fit[Network]) -> Fit[Network]:
-    """Add a note to a fit by `map` or `em`: the directions of invariants of heads that the data do not determine.
+    """Add a note to a converged fit by `map` or `em` with a prior: directions of heads that the data do not determine.
 
-    They are those of the Laplace approximation, of at most 128 learned numbers with a prior.
+    They are those of the Laplace approximation, of at most 128 learned numbers.
     """
     objective = problem.objective
     size = sum(objective.network.parameters[name].numel() for name in objective.learned.names)
-    if not fitted.converged or objective.learned.spread is None or objective.learned.logits or size > MAX_POINT_NUMBERS:
+    if objective.learned.logits or size > MAX_POINT_NUMBERS:
         return fitted
     if not any(find_invariant_parameters(objective.network, s) for s in find_selectors(objective.network)):
         return fitted
     double = to_double(problem)
     coordinates, corpus = Coordinates(double.objective, double.corpus), double.corpus
     values = {name: fitted.network.parameters[name].detach().to(coordinates.device).double() for name in fitted.learned}
-    parts = split_corpus(double.objective, corpus)
+    parts = double.objective.split(corpus)
     mode = polish(coordinates, parts, coordinates.encode(values), POINT_TOLERANCE)
     generator = torch.Generator().manual_seed(derive_seed(problem.seed, "directions"))
     approximation = choose_approximation(coordinates, corpus, mode, generator, POINT_PROPOSALS).approximation

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProb
 from bnet_transformer.inference.plan import Plan, planned
 from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
 from bnet_transformer.learning.fit.adam import DEFAULT_BATCH_SIZE
+from bnet_transformer.learning.fit.diagnostics import describe_data_scale
 from bnet_transformer.learning.fit.em import fit_point, resolve_options
 from bnet_transformer.learning.fit.heads import describe_unidentified
 from bnet_transformer.learning.fit.laplace import describe_point, fit_laplace
@@ -42,10 +43,9 @@ from bnet_transformer.learning.fit.objective import (
     PointMethod,
     select_learnable,
 )
-from bnet_transformer.learning.fit.predictive import describe_data_scale
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.svi import fit_svi
-from bnet_transformer.learning.training import LoopConfig, N
+from bnet_transformer.learning.training import LoopConfig, N, restore_type
 from bnet_transformer.reference import BUDGET
 
 # The config of each method and the function that solves a problem with it. A new method is one row.
@@ -143,7 +143,7 @@ def fit(
             if alternative is None:
                 raise
             raise type(error)(error.subject, **error.parts | {"hint": alternative}) from error
-        fitted_net = fitted.net if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(fitted.net)
+        fitted_net = restore_type(net, fitted.net)
         return replace(fitted, net=fitted_net, missing=missing, data=problem.corpus)  # type: ignore[return-value]
 
     return _plan_fit(problem, config, compute)
@@ -252,11 +252,11 @@ def _solve(problem: FitProblem, method: Method, device: torch.device) -> Fit[Net
         validation = None if validation is None else validation.to(ranks.device)
         local = replace(problem, corpus=corpus, held_out=validation, settings=settings, ranks=ranks)
         fitted = METHODS[type(method)](local, method)
-        if isinstance(method, PointMethod):
-            fitted = describe_point(local, fitted)
-        else:
+        if not isinstance(method, PointMethod):
             unidentified = describe_unidentified(objective.network, objective.learned.names)
             fitted = replace(fitted, notes=(*fitted.notes, *unidentified))
+        elif fitted.converged and objective.learned.spread is not None:
+            fitted = describe_point(local, fitted)
         # The first note, because other notes can be consequences of the scale of the data.
         return replace(fitted, notes=(*describe_data_scale(objective, corpus), *fitted.notes))
 

@@ -346,7 +346,6 @@ def _head_usages(fit: Fit[Any]) -> list[Tensor]:
 # --------------------------------------------------------------------------------------------------------------------
 # `fit_heads`: one fit for each number of heads, evaluated on held-out sentences or by cross-validation.
 
-
 DEFAULT_FOLDS = 5
 
 

@@ -245,7 +245,10 @@ def replace_poor_starts(
     """
     # A chain does not leave its mode, and all chains have the same number of draws, but the posterior weights a mode by
     # its mass. By Laplace's method this is the density at the mode times the square root of |covariance|.
-    masses = {number: compute_log_mass(mode) for number, (mode, _) in zip(numbers, starts, strict=True)}
+    masses = {  # without a Hessian the density
+        number: mode.log_density + (0.0 if mode.root is None else mode.log_det / 2)
+        for number, (mode, _) in zip(numbers, starts, strict=True)
+    }
     masses = {number: mass for part in ranks.all_gather_object(masses) for number, mass in part.items()}
     best = max(masses, key=masses.__getitem__)
     limit = max(MIN_RESTART_GAP, RESTART_DEVIATIONS * math.sqrt(coordinates.size / 2))
@@ -259,11 +262,6 @@ def replace_poor_starts(
     gaps = ", ".join(f"chain {number} ({masses[best] - masses[number]:.0f} nats)" for number in poor)
     problem = f"modes of negligible probability, below that of chain {best}: {gaps}"
     return replaced, (f"{problem}; these chains were restarted in the mode of chain {best}",)
-
-
-def compute_log_mass(mode: Mode) -> float:
-    """Compute the log probability of a mode by Laplace's method, up to a constant; its density without a Hessian."""
-    return mode.log_density + (0.0 if mode.root is None else mode.log_det / 2)
 
 
 def _move_start(start: ChainStart, device: torch.device, coordinates: Coordinates | None) -> ChainStart:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer._core.checks import check_choice, check_float, check_int, check_sequence, set_frozen
+from bnet_transformer._core.checks import check_choice, check_float, check_int, check_options, check_sequence
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.gather import ExecutionState, batch_to_request, enumerate_states
@@ -44,7 +44,7 @@ from bnet_transformer.reference import ATOL
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # criteria that choose among restarts and steps
 Parameters = Mapping[str, Tensor]
 A = TypeVar("A")
-OPTIMIZERS = ("auto", "second-order", "first-order")  # of point estimates
+FULL_PASS_SIZE = 1024  # sentences of one part of a full pass
 FactorFunction = Callable[[ExecutionState, list[Factor]], A]
 
 
@@ -216,18 +216,19 @@ class FitObjective(nn.Module):
         """Compute the log evidence of each sentence for several sets of parameters, `[set, sentence]`."""
         return torch.vmap(lambda parameters: self.log_evidence(parameters, corpus))(dict(sets))
 
-    def check_possible(self, corpus: Batch, size: int) -> None:
-        """Raise an error for the first observation that is impossible in the net before the fit.
+    def split(self, corpus: Batch) -> list[Batch]:
+        """Split sentences into the parts of a full pass; one part if all sentences share a draw."""
+        return [corpus] if self.has_corpus_choice else corpus.parts(FULL_PASS_SIZE)
 
-        At most `size` sentences are evaluated together, all of them if they share one draw of a choice.
-        """
-        for number, part in enumerate([corpus] if self.has_corpus_choice else corpus.parts(size)):
+    def check_possible(self, corpus: Batch) -> None:
+        """Raise an error for the first observation that is impossible in the net before the fit."""
+        for number, part in enumerate(self.split(corpus)):
             try:
                 with torch.no_grad():
                     evidence, request = part.index_evidence(self.network), batch_to_request(self.network, part)
                     compute_log_evidence(self.module, evidence, request, budget=self.budget)
             except EvidenceError as error:
-                where = f" after {number * size} other sentences" if number else ""
+                where = f" after {number * FULL_PASS_SIZE} other sentences" if number else ""
                 raise EvidenceError(f"{error.subject}{where}", **error.parts) from error
             except BNetError:  # numbers overflow: the fit reports its bound
                 return
@@ -388,9 +389,8 @@ class IterativeMethod(Method):
     clip: float | None = None
 
     def __post_init__(self) -> None:
-        set_frozen(self, steps=check_int("steps", self.steps), rate=check_float("rate", self.rate, above=0))
-        if self.clip is not None:
-            set_frozen(self, clip=check_float("clip", self.clip, above=0))
+        check_options(self, check_int, "steps")
+        check_options(self, check_float, "rate", "clip", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -445,13 +445,9 @@ class PointMethod(Method):
     prune: bool = True
 
     def __post_init__(self) -> None:
-        for option in ("restarts", "steps"):
-            if getattr(self, option) is not None:
-                set_frozen(self, **{option: check_int(option, getattr(self, option))})
-        for option in ("rate", "clip"):
-            if getattr(self, option) is not None:
-                set_frozen(self, **{option: check_float(option, getattr(self, option), above=0)})
-        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_options(self, check_int, "restarts", "steps")
+        check_options(self, check_float, "rate", "clip", above=0)
+        check_choice("optimizer", self.optimizer, ("auto", "second-order", "first-order"))
         check_choice("prune", self.prune, (True, False))
         if self.optimizer == "second-order":
             for option in self.gradient_options:
@@ -525,8 +521,7 @@ class EM(PointMethod):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inner is not None:
-            set_frozen(self, inner=check_int("inner", self.inner))
+        check_options(self, check_int, "inner")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -572,11 +567,11 @@ class SVI(IterativeMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("guide", self.guide, ("mean-field", "low-rank", "full-rank"))
-        set_frozen(self, rank=check_int("rank", self.rank))
+        check_options(self, check_int, "rank")
         if self.guide != "mean-field" and self.choices != "exact":
             expected = "'mean-field', because a Normal guide requires choices that are summed (choices='exact')"
             raise BNetError("guide", expected=expected, actual=self.guide)
-        set_frozen(self, draws=check_int("draws", self.draws))
+        check_options(self, check_int, "draws")
         check_choice("choices", self.choices, ("exact", "sampled"))
         if self.anneal is not None and (self.choices == "exact" or not 0 < check_float("anneal", self.anneal) <= 1):
             expected = "a power above 0 and at most 1, with choices='sampled'"
@@ -614,7 +609,7 @@ class Laplace(Method):
     restarts: int = 4
 
     def __post_init__(self) -> None:
-        set_frozen(self, draws=check_int("draws", self.draws), restarts=check_int("restarts", self.restarts))
+        check_options(self, check_int, "draws", "restarts")
         check_choice("reweight", self.reweight, (True, False))
 
 
@@ -642,5 +637,4 @@ class NUTS(Method):
     warmup: int = 300
 
     def __post_init__(self) -> None:
-        for option in ("chains", "draws", "warmup"):
-            set_frozen(self, **{option: check_int(option, getattr(self, option))})
+        check_options(self, check_int, "chains", "draws", "warmup")

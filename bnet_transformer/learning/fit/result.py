@@ -190,10 +190,16 @@ class Fit(Result, Generic[N]):
             selector: The selector; by default the first one.
 
         Returns:
-            The heads; for a fit with samples their posterior means.
+            The heads; for a fit with samples their posterior means, if these have a meaning.
         """
-        chosen = self._find_selector(selector)
-        return heads.summarize_heads(self.network, chosen, occupancy(chosen, self.theta), self.samples)
+        network, chosen = self.network, self._find_selector(selector)
+        matrices = heads.invariants(network, chosen, network.parameters)
+        if self.samples:
+            means = heads.mean_invariants(network, chosen, samples_to_parameters(network, self.samples))
+            unidentified = heads.find_unidentified(network, self.samples)
+            matrices |= {name: mean for name, mean in means.items() if name not in unidentified}
+        A, OV = ({k.removeprefix(kind): v for k, v in matrices.items() if k.startswith(kind)} for kind in ("A ", "OV "))
+        return Heads(chosen.group.name, occupancy(chosen, self.theta), A, OV)
 
     @property
     def log_likelihoods(self) -> Tensor | None:
@@ -378,7 +384,7 @@ class Fit(Result, Generic[N]):
         with torch.no_grad(), self._shard_sentences("log_likelihood", corpus, objective.has_corpus_choice) as ranks:
             shard = ranks.shard(corpus)
             objective.to(ranks.device)
-            parts, log_probs = [shard] if objective.has_corpus_choice else shard.parts(SENTENCES_PER_PART), []
+            parts, log_probs = objective.split(shard), []
             for net in self._posterior_networks(MAX_POSTERIOR_DRAWS, ranks) if len(shard) else ():
                 log_probs.append(torch.cat([objective.log_evidence(net.parameters, part) for part in parts]))
             mean = torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs)) if log_probs else torch.zeros(0)
@@ -422,7 +428,43 @@ class Fit(Result, Generic[N]):
             BNetError: If the fits have no common data, their selectors do not correspond, a log likelihood is not
                 finite in both fits, or without `data` the samples of a fit are not draws from the posterior.
         """
-        return _compare_heads(self, as_fit(other), data, selector, self._find_selector(selector))
+        second = as_fit(other)
+        fits, chosen = (self, second), self._find_selector(selector)
+        if data is not None:
+            corpora = [fit._read_data(data) for fit in fits]
+        else:
+            corpora = [*get_shared_data(self.data, second.data)]
+        a, b = (f.responsibilities(corpus, selector=selector) for f, corpus in zip(fits, corpora, strict=True))
+        if a.shape[:-1] != b.shape[:-1]:
+            actual = f"responsibilities of shape {tuple(a.shape)} and {tuple(b.shape)}"
+            expected = "selectors of the same kind: both with one draw per sentence, or both with one draw per word"
+            raise BNetError("compare", expected=expected, actual=actual, hint="Pass selector=")
+        heads_a, heads_b = self.heads_of(selector), second.heads_of(selector)
+        named, notes = {"this fit": self, "the other fit": second}, list[str]()
+        if data is None and can_leave_one_out(fits):
+            criterion, (densities, notes) = LEAVE_ONE_OUT, estimate_leave_one_out(named)
+        else:
+            criterion = "log likelihood of " + ("the training data" if data is None else "the given data")
+            densities = [fit.log_likelihood(corpus).double() for fit, corpus in zip(fits, corpora, strict=True)]
+        check_densities([*named], densities)
+        from sklearn.metrics import adjusted_rand_score  # slow to import
+
+        present = get_present_words(chosen, corpora[0])
+        match = match_heads(overlap := count_overlap(a.double(), b.double(), present))
+        top_heads = [probs.argmax(-1) if present is None else probs.argmax(-1)[present] for probs in (a, b)]
+        labels = [label.flatten().cpu().numpy() for label in top_heads]
+        has_gain = data is not None or criterion == LEAVE_ONE_OUT
+        return Comparison(
+            match,
+            overlap,
+            float(adjusted_rand_score(*labels)),
+            *paired_difference(*densities),
+            {k: matched_cosines(v, heads_b.A[k], match) for k, v in heads_a.A.items() if k in heads_b.A},
+            {k: matched_cosines(v, heads_b.OV[k], match) for k, v in heads_a.OV.items() if k in heads_b.OV},
+            criterion,
+            (*notes, *collect_notes(named)),
+            *(estimate_gain_uncertainty(*densities) if has_gain else (None, None)),
+        )
 
     @translate_memory_errors("to_arviz")
     def to_arviz(self, *, predictive_draws: int = 100) -> az.InferenceData:
@@ -576,47 +618,6 @@ def as_fit(value: Any) -> Fit[Any]:
     if not isinstance(getattr(value, "network", value), Network):
         raise BNetError("compare", expected="a Fit, or a net", actual=value)
     return Fit(value, "none", 0, "nothing")
-
-
-def _compare_heads(
-    first: Fit[Any], second: Fit[Any], data: object, selector: str | None, selector_spec: NodeSpec
-) -> Comparison:
-    """Compare two fits by their responsibilities, their heads, and the log likelihood of each sentence."""
-    fits = first, second
-    if data is not None:
-        corpora = [fit._read_data(data) for fit in fits]
-    else:
-        corpora = [*get_shared_data(first.data, second.data)]
-    a, b = (f.responsibilities(corpus, selector=selector) for f, corpus in zip(fits, corpora, strict=True))
-    if a.shape[:-1] != b.shape[:-1]:
-        actual = f"responsibilities of shape {tuple(a.shape)} and {tuple(b.shape)}"
-        expected = "selectors of the same kind: both with one draw per sentence, or both with one draw per word"
-        raise BNetError("compare", expected=expected, actual=actual, hint="Pass selector=")
-    heads_a, heads_b = first.heads_of(selector), second.heads_of(selector)
-    named, notes = {"this fit": first, "the other fit": second}, list[str]()
-    if data is None and can_leave_one_out(fits):
-        criterion, (densities, notes) = LEAVE_ONE_OUT, estimate_leave_one_out(named)
-    else:
-        criterion = "log likelihood of " + ("the training data" if data is None else "the given data")
-        densities = [fit.log_likelihood(corpus).double() for fit, corpus in zip(fits, corpora, strict=True)]
-    check_densities([*named], densities)
-    from sklearn.metrics import adjusted_rand_score  # slow to import
-
-    present = get_present_words(selector_spec, corpora[0])
-    match = match_heads(overlap := count_overlap(a.double(), b.double(), present))
-    top_heads = [probs.argmax(-1) if present is None else probs.argmax(-1)[present] for probs in (a, b)]
-    labels = [label.flatten().cpu().numpy() for label in top_heads]
-    return Comparison(
-        match,
-        overlap,
-        float(adjusted_rand_score(*labels)),
-        *paired_difference(*densities),
-        {k: matched_cosines(v, heads_b.A[k], match) for k, v in heads_a.A.items() if k in heads_b.A},
-        {k: matched_cosines(v, heads_b.OV[k], match) for k, v in heads_a.OV.items() if k in heads_b.OV},
-        criterion,
-        (*notes, *collect_notes(named)),
-        *(estimate_gain_uncertainty(*densities) if data is not None or criterion == LEAVE_ONE_OUT else (None, None)),
-    )
 
 
 def get_shared_data(first: Batch | None, second: Batch | None) -> tuple[Batch, Batch]:

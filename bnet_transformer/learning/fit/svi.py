@@ -43,20 +43,12 @@ INIT_FACTOR = 0.01  # standard deviation of the initial factor of the low-rank g
 GUIDE_DRAWS = 8  # draws from a Normal guide for one gradient
 
 
-class ParameterModel:
-    """The prior of the mean-field guide: Dirichlet tables, Normal weights."""
-
-    def __init__(self, objective: FitObjective) -> None:
-        self.objective, self.learned, self.network = objective, objective.learned, objective.network
-        self.device = objective.device
-
-    def prior(self, name: str) -> Any:
-        """Return the prior distribution of one parameter; tables are probabilities."""
-        like = self.network.parameters[name].detach().to(self.device)
-        if name in self.learned.tables:
-            prior = dist.Dirichlet(self.learned.tables[name].to(like).expand(like.shape))
-            return prior.to_event(like.dim() - 1)
-        return dist.Normal(torch.zeros_like(like), self.learned.spread or 1.0).to_event(like.dim())
+def get_prior(objective: FitObjective, name: str) -> Any:
+    """Return the prior of a learned parameter: Dirichlet of a table of probabilities, Normal of weights."""
+    like, learned = objective.network.parameters[name].detach().to(objective.device), objective.learned
+    if name in learned.tables:
+        return dist.Dirichlet(learned.tables[name].to(like).expand(like.shape)).to_event(like.dim() - 1)
+    return dist.Normal(torch.zeros_like(like), learned.spread or 1.0).to_event(like.dim())
 
 
 class VariationalOptimizer(GradientOptimizer):
@@ -74,10 +66,10 @@ class VariationalOptimizer(GradientOptimizer):
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
-        self.model, self.network = ParameterModel(self.objective), self.objective.network
+        self.network, self.learned = self.objective.network, self.objective.learned
         values: dict[str, Tensor] = {}
         for name, value in self.sets.values.items():
-            if name in self.model.learned.tables:
+            if name in self.learned.tables:
                 rows = value[0].numel() // value.shape[-1]  # the initial counts: each sentence observed one row once
                 values[f"log_concentration/{name}"] = (value.softmax(-1) * len(self.corpus) / rows + 1.0).log()
             else:
@@ -93,8 +85,8 @@ class VariationalOptimizer(GradientOptimizer):
     def guide(self, guide_parameters: dict[str, Tensor]) -> dict[str, Any]:
         """Return the distribution of each parameter, given the parameters of the guide."""
         distributions = {}
-        for name in self.model.learned.names:
-            if name in self.model.learned.tables:
+        for name in self.learned.names:
+            if name in self.learned.tables:
                 concentration = guide_parameters[f"log_concentration/{name}"].exp()
                 distributions[name] = dist.Dirichlet(concentration).to_event(concentration.dim() - 1)
             else:
@@ -104,26 +96,32 @@ class VariationalOptimizer(GradientOptimizer):
         return distributions
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the evidence lower bound per sentence from one draw of the parameters, `[1]`, and its gradient.
+        """Compute the evidence lower bound per sentence from draws of the guide, `[1]`, and its gradient.
 
-        Under torchrun all ranks draw the same parameters. Each rank adds the likelihood of its shard and an equal part
-        of the KL divergence from the prior.
+        Under torchrun all ranks draw the same parameters, and each computes a part of the bound.
+        """
+        seed_rngs(derive_seed(self.seed, "draw", step), self.ranks.device)
+        leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
+        bound, surrogate = self.draw_bound({name: value[0] for name, value in leaves.items()}, step)
+        gradients = torch.autograd.grad(surrogate, list(leaves.values()))
+        reduced = {name: self.ranks.all_reduce(gradient) for name, gradient in zip(leaves, gradients, strict=True)}
+        return self.ranks.all_reduce(bound.detach()[None]), reduced
+
+    def draw_bound(self, guide_parameters: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+        """Compute this rank's part of the bound from one draw of the parameters, and a surrogate for its gradient.
+
+        It is the likelihood of the shard and an equal part of the KL divergence from the prior.
         """
         # ELBO = E_q[log P(y | x, theta)] - KL(q || prior). Draws from both guides, Normal and Dirichlet, are
         # reparameterised (Kingma and Welling 2014; Figurnov, Mohamed and Mnih 2018), and the KL is exact, so one draw
         # is enough.
-        seed_rngs(derive_seed(self.seed, "draw", step), self.ranks.device)
-        leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
-        guide_parameters = {name: value[0] for name, value in leaves.items()}
         with pyro.validation_enabled(False):  # a NaN makes the bound invalid
             guide = self.guide(guide_parameters)
             draws = {name: q.rsample() for name, q in guide.items()}
-            kl = torch.stack([kl_divergence(q, self.model.prior(name)).sum() for name, q in guide.items()]).sum()
-            kl = kl / len(self.corpus) / self.ranks.world_size
+            parts = [kl_divergence(q, get_prior(self.objective, name)).sum() for name, q in guide.items()]
+            kl = torch.stack(parts).sum() / len(self.corpus) / self.ranks.world_size
             likelihood, surrogate = self.likelihood(to_parameters(self.network, draws), guide_parameters, step)
-        gradients = torch.autograd.grad(surrogate - kl, list(leaves.values()))
-        reduced = {name: self.ranks.all_reduce(gradient) for name, gradient in zip(leaves, gradients, strict=True)}
-        return self.ranks.all_reduce((likelihood - kl).detach()[None]), reduced
+        return likelihood - kl, surrogate - kl
 
     def likelihood(
         self, parameters: dict[str, Tensor], guide_parameters: dict[str, Tensor], step: int
@@ -200,19 +198,16 @@ class NormalGuideOptimizer(VariationalOptimizer):
             return dist.LowRankMultivariateNormal(mean, factor, (2 * scale).exp())
         return dist.MultivariateNormal(mean, scale_tril=factor.tril(-1) + torch.diag_embed(scale.exp()))
 
-    def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute the evidence lower bound per sentence from pairs of draws, `[1]`, and its gradient.
+    def draw_bound(self, guide_parameters: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
+        """Compute this rank's part of the bound from pairs of draws, twice: it is its own surrogate.
 
-        Under torchrun all ranks draw the same coordinates. Each rank adds the likelihood of its shard and an equal part
-        of the prior and the entropy.
+        It is the likelihood of the shard and an equal part of the prior and the entropy.
         """
         # ELBO = E_q[log p(y, z)] + H(q). The entropy is exact; draws w = mean +- S e in pairs have the exact mean, so
         # the linear part of the log density has no noise.
-        seed_rngs(derive_seed(self.seed, "draw", step), self.ranks.device)
-        leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
-        guide = self.standard_guide({name: value[0] for name, value in leaves.items()})
+        guide = self.standard_guide(guide_parameters)
         half = guide.rsample((GUIDE_DRAWS // 2,))
-        z, log_det = self.approximation.to_coordinates(torch.cat([half, 2 * leaves["mean"] - half]))
+        z, log_det = self.approximation.to_coordinates(torch.cat([half, 2 * guide_parameters["mean"] - half]))
         indices = self.minibatch_indices(step)
         part = self.ranks.shard(self.corpus if indices is None else self.corpus.take(indices))
         size = len(self.corpus) if indices is None else len(indices)
@@ -222,9 +217,7 @@ class NormalGuideOptimizer(VariationalOptimizer):
         if len(part):
             sets = torch.vmap(self.coordinates.decode)(z)
             bound = bound + self.objective.log_evidences(sets, part).sum(1).mean() / size
-        gradients = torch.autograd.grad(bound, list(leaves.values()))
-        reduced = {name: self.ranks.all_reduce(gradient) for name, gradient in zip(leaves, gradients, strict=True)}
-        return self.ranks.all_reduce(bound.detach()[None]), reduced
+        return bound, bound
 
     def mean(self) -> dict[str, Tensor]:
         """Return the mean of the guide, as parameters of the net."""
@@ -325,13 +318,14 @@ class SampledChoicesOptimizer(VariationalOptimizer):
         part = self.corpus.take(shard)
         states: dict[str, Tensor] = {}
         log_q_sum = torch.zeros(CHOICE_SAMPLES, len(shard), dtype=self.network.dtype, device=indices.device)
-        for group in (spec.group for spec in self.network.choices):
+        for spec in self.network.choices:
+            group = spec.group
             logits = guide_parameters[f"choice/{group.name}"]
             s = Categorical(logits=logits[indices], validate_args=False).sample((CHOICE_SAMPLES,))
             s = self.ranks.shard(s.transpose(0, 1)).transpose(0, 1)
             log_q = Categorical(logits=logits[shard], validate_args=False).log_prob(s)
-            present = None if part.mask is None or group.word_stack is None else part.mask.get(group.word_stack)
-            if present is not None:  # log P(choices) has no terms for absent words, so log q must have none
+            # log P(choices) has no terms for absent words, so log q must have none.
+            if (present := part.get_present(spec)) is not None:
                 log_q = log_q * present[:, *[None] * len(group.plates)]
             log_q_sum = log_q_sum + (log_q.flatten(2).sum(2) if log_q.dim() > 2 else log_q)
             states[group.name] = s.flatten(0, 1)
@@ -360,12 +354,11 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
         optimizer = NormalGuideOptimizer(problem, method)
     is_finished = optimize(optimizer, problem.loop)
     seed_rngs(derive_seed(problem.seed, "posterior"), problem.ranks.device)
-    learned = optimizer.sets.get(0)
-    samples = {name: value.to(network.dtype) for name, value in optimizer.sample(method.draws).items()}
+    learned, samples = optimizer.sets.get(0), optimizer.sample(method.draws)
     return build_fit(
         problem,
         method,
-        {name: value.to(network.dtype) for name, value in optimizer.mean().items()},
+        optimizer.mean(),
         finished=is_finished and optimizer.has_start,
         approximate=optimizer.note + (SAMPLED_CHOICES_NOTE if is_sampled else ""),
         notes=optimizer.notes,
