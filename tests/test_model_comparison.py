@@ -203,7 +203,7 @@ def test_an_interrupt_returns_the_numbers_of_heads_that_were_completed(monkeypat
         calls.append(net)
         return replace(bt.fit(net, data, **options), finished=len(calls) <= 5)
 
-    monkeypatch.setattr(model_comparison, "fit", interrupt_last)
+    monkeypatch.setattr(model_comparison, "fit_net", interrupt_last)
     table = bt.fit_heads(mixture, planted(20), heads=(1, 2, 3), folds=2, **TABLES)
     assert [*table.fits] == [1] and table.densities.shape == (1, 20) and "2, 3" in table.notes[-1]
 
@@ -308,7 +308,7 @@ def test_fits_with_samples_are_compared_by_leaving_one_out(monkeypatch):
     x, y = planted(40, seed=1)
     rows = torch.stack([log_evidence(net.module(), {"y": Evidence(y)}, x).detach().double() for net in draws])
     torch.testing.assert_close(held_out.densities[0], rows.logsumexp(0) - np.log(100), atol=1e-4, rtol=0)
-    monkeypatch.setattr("bnet_transformer.learning.fit.comparison.find_spec", lambda name: None)
+    monkeypatch.setattr("bnet_transformer.learning.fit.result.find_spec", lambda name: None)
     with pytest.raises(bt.BNetError, match="install ArviZ"):
         bt.compare(f)
 

@@ -502,6 +502,19 @@ class Trainer:
         total = float(self.ranks.all_reduce(torch.stack(losses).sum()))
         return total / sum(map(self.training_loss.count_terms, batches))
 
+    def evaluate_held_out(self, batches: list[Batch]) -> None:
+        """Compute the held-out loss; with patience, keep the parameters with the lowest one."""
+        loss, best = self.evaluate(batches), min((loss for _, loss in self.held_out), default=math.inf)
+        self.held_out.append((self.step, loss))
+        if self.config.early_stopping.patience is not None and loss < best:
+            self.best = {name: value.clone() for name, value in self.parameters().items()}
+
+    @property
+    def has_lost_patience(self) -> bool:
+        """True after `patience` held-out losses without an improvement."""
+        losses, patience = [loss for _, loss in self.held_out], self.config.early_stopping.patience
+        return bool(losses) and patience is not None and len(losses) - 1 - losses.index(min(losses)) >= patience
+
     def _summed_loss(self, batch: Batch) -> Tensor:
         """Compute this process's part of the summed loss."""
         is_mixed = self.config.execution.precision == "bfloat16"
@@ -803,7 +816,7 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
     bar = loop.progress_bar(trainer.ranks, steps, trainer.step)
     batch, due, stop = None, False, False  # due: a checkpoint is to be written when the loss of its parameters is known
     with bar, defer_interrupt() as interrupts:
-        while trainer.step < steps and not stop and not _should_stop_early(trainer):
+        while trainer.step < steps and not stop and not trainer.has_lost_patience:
             batch = dataset(trainer.step)
             trainer.compute_gradients(trainer.prepare_batch(batch, bool(interrupts)))
             stop = _drain_losses(trainer, dataset, path, all=path is not None and due)
@@ -817,7 +830,7 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
             due = loop.is_evaluation_step(trainer.step, steps)
             if held_out and not stop and due:
                 _drain_losses(trainer, dataset, path, all=True)
-                _evaluate_held_out(trainer, held_out)
+                trainer.evaluate_held_out(held_out)
         _drain_losses(trainer, dataset, path, all=True)
         if batch is not None:  # the last parameters are saved if their loss on the last batch is valid
             loss = trainer.evaluate([batch])
@@ -838,23 +851,6 @@ def _drain_losses(trainer: Trainer, dataset: Dataset, path: Path | None, *, all:
             raise _divergence_error(trainer, f"loss {loss:g} and gradient norm {grad_norm:g}", path)
         stop = stop or should_stop
     return stop
-
-
-def _evaluate_held_out(trainer: Trainer, held_out: list[Batch]) -> None:
-    """Compute the held-out loss; with patience, keep the parameters with the lowest one."""
-    loss = trainer.evaluate(held_out)
-    best = min((loss for _, loss in trainer.held_out), default=math.inf)
-    trainer.held_out.append((trainer.step, loss))
-    if trainer.config.early_stopping.patience is not None and loss < best:
-        trainer.best = {name: value.clone() for name, value in trainer.parameters().items()}
-
-
-def _should_stop_early(trainer: Trainer) -> bool:
-    """Return True after `patience` held-out losses without an improvement."""
-    losses, patience = [loss for _, loss in trainer.held_out], trainer.config.early_stopping.patience
-    if patience is None or not losses:
-        return False
-    return len(losses) - 1 - losses.index(min(losses)) >= patience
 
 
 def _divergence_error(trainer: Trainer, received: str, path: Path | None) -> BNetError:

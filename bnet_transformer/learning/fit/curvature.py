@@ -2,7 +2,7 @@
 
 A quadratic model of the log posterior density `f` at the parameters `w` of a set is `f(w + d) = f + g d - d^T H d / 2`.
 The matrix `H` is never formed: a model multiplies it with vectors. Two models are used: of the expected complete-data
-density (with the Gauss-Newton matrix, `gauss_newton.py`), and of `f` (with its exact Hessian).
+density (with the Gauss-Newton matrix, `EMExpansion`), and of `f` (with its exact Hessian).
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def find_groups(network: Network, layout: FlatLayout) -> list[BlockGroup]:
 # The expansion of EM at several sets of parameters: E step, gradient, and products with the Gauss-Newton matrix.
 #
 # One evaluation of the net for all sets gives the log evidence, the expected counts of the tables, the responsibilities
-# of the latent choices, and a graph for products with the Jacobian of the predictions (`gather_predictions`).
+# of the latent choices, and a graph for products with the Jacobian of the predictions.
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,11 @@ from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.training import defer_interrupt
 
 # --------------------------------------------------------------------------------------------------------------------
-# `map` and `em` by second-order steps: EM with a Gauss-Newton M step, Newton steps, and split-and-merge moves.
+# The steps: EM with a Gauss-Newton M step, and Newton steps.
 #
-# All restarts take their steps together. Most are EM iterations (`gauss_newton.py`), which need no good start. Newton
-# steps on the log posterior density (`curvature.py`) converge fast near a maximum, and predict how much a restart can
-# still gain. The optimizer computes in float64.
+# All restarts take their steps together. Most are EM iterations, which need no good start. Newton steps on the log
+# posterior density converge fast near a maximum, and predict how much a restart can still gain. The optimizer computes
+# in float64.
 
 NEWTON_INTERVAL = 3  # each third iteration is a Newton step
 SMALL_GAIN = 1.0  # nats that a Newton step still predicts near a maximum; there all iterations are Newton steps

@@ -105,12 +105,12 @@ class ModelComparison(Result):
     @property
     def log_marginal_likelihood(self) -> tuple[float | None, ...]:
         """The log marginal likelihood (the evidence) of each fit; None if the fit has no trustworthy estimate."""
-        return tuple(getattr(fit, "log_marginal_likelihood", None) for fit in self.fits.values())
+        return tuple(fit.log_marginal_likelihood for fit in self.fits.values())
 
     @property
     def log_marginal_likelihood_error(self) -> tuple[float | None, ...]:
         """The standard error of `log_marginal_likelihood`; None without an estimate."""
-        return tuple(getattr(fit, "log_marginal_likelihood_error", None) for fit in self.fits.values())
+        return tuple(fit.log_marginal_likelihood_error for fit in self.fits.values())
 
     @property
     def best(self) -> Any:
@@ -474,7 +474,7 @@ def cross_validate(
         is_training = torch.ones(len(corpus), dtype=torch.bool).index_fill(0, fold, False)
         fitted = _fit_completely(net, corpus.take(is_training.nonzero()[:, 0]), options)
         density[fold] = fitted.log_likelihood(corpus.take(fold)).detach().double().cpu()
-        num_unconverged += getattr(fitted, "converged", None) is False
+        num_unconverged += fitted.converged is False
     return density, num_unconverged
 
 

@@ -165,7 +165,7 @@ class NormalGuideOptimizer(VariationalOptimizer):
     """A Normal guide with a low-rank or full-rank covariance, in standard deviations w of the Laplace approximation.
 
     The guide is a Normal distribution of w, which starts at Normal(0, 1), the Laplace approximation
-    (`laplace.Approximation`). Its parameters are `mean`, `log_scale` and `factor`.
+    (`approximation.Approximation`). Its parameters are `mean`, `log_scale` and `factor`.
     """
 
     note: ClassVar[str] = "a Normal guide at one mode; other modes are not represented"
