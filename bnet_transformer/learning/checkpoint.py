@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int, set_frozen
-from bnet_transformer._core.files import (
-    as_path,
-    compute_digest,
-    exclusive_lock,
-    read_tensors,
-    wrap_read_errors,
-    write_tensors,
-)
+from bnet_transformer._core.files import as_path, compute_digest, read_tensors, wrap_read_errors, write_tensors
 from bnet_transformer._core.results import check_type
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError, FileError
@@ -82,16 +74,16 @@ class Checkpoints:
         return path, path.exists()
 
     @classmethod
-    def from_value(cls, value: Checkpoints | str | Path | None) -> Checkpoints | None:
+    def from_value(cls, value: Checkpoints | str | Path) -> Checkpoints:
         """Convert an argument of the caller to a config.
 
         Args:
-            value: A config, which is returned as it is; a folder, which becomes a config with `resume=False`; or None.
+            value: A config, which is returned as it is, or a folder, which becomes a config with `resume=False`.
 
         Returns:
-            The config, or None.
+            The config.
         """
-        return value if value is None or isinstance(value, Checkpoints) else cls(value)
+        return value if isinstance(value, Checkpoints) else cls(value)
 
 
 @dataclass(frozen=True)
@@ -122,14 +114,6 @@ def divergence_error(
     else:
         actual = f"{actual}; it occurred before the first checkpoint (every=)"
     return BNetError(f"step {step}", expected=expected, actual=actual, hint=hint)
-
-
-def lock_checkpoints(checkpoints: Checkpoints | None, is_main_process: bool) -> AbstractContextManager[None]:
-    """Lock the folder of the checkpoints during a run, so that no other run writes to it.
-
-    If a run has several processes, only the main process takes the lock.
-    """
-    return nullcontext() if checkpoints is None or not is_main_process else exclusive_lock(checkpoints.create_path())
 
 
 def write_checkpoint(path: Path, network: Network, checkpoint: Checkpoint) -> None:

@@ -6,7 +6,7 @@ import math
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -29,7 +29,7 @@ from bnet_transformer._core.checks import (
     suggest_config_for_options,
 )
 from bnet_transformer._core.distributed import DistributedContext, distributed_context, resolve_device, single_process
-from bnet_transformer._core.files import as_path, derive_seed, describe_code
+from bnet_transformer._core.files import as_path, derive_seed, describe_code, exclusive_lock
 from bnet_transformer._core.process import translate_memory_errors
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import DeferredScalars, enable_gradients, fork_torch_rng, seed_rngs
@@ -43,13 +43,7 @@ from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.inference.elimination import eliminate_choices, log_evidence
 from bnet_transformer.inference.factors import compute_factors, request_factors
 from bnet_transformer.learning import checkpoint
-from bnet_transformer.learning.checkpoint import (
-    FILE_NAME,
-    Checkpoints,
-    divergence_error,
-    lock_checkpoints,
-    read_checkpoint,
-)
+from bnet_transformer.learning.checkpoint import FILE_NAME, Checkpoints, divergence_error, read_checkpoint
 from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm import Dropout
 
@@ -243,6 +237,15 @@ class LoopConfig:
     def has_checkpoint(self) -> bool:
         """True if there is a checkpoint to resume from."""
         return self.checkpoints is not None and self.checkpoints.create_path().exists()
+
+    def lock(self, is_main_process: bool) -> AbstractContextManager[None]:
+        """Lock the folder of the checkpoints during a run, so that no other run writes to it.
+
+        If a run has several processes, only the main process takes the lock.
+        """
+        if self.checkpoints is None or not is_main_process:
+            return nullcontext()
+        return exclusive_lock(self.checkpoints.create_path())
 
     def is_evaluation_step(self, step: int, steps: int) -> bool:
         """Return True if the run evaluates and saves after this step. The last step always does."""
@@ -716,7 +719,7 @@ def train(
     True
     """
     config = TrainConfig(batch, smoothing, words, seed, optimizer, early_stopping, execution)
-    loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
+    loop = LoopConfig(every, None if checkpoints is None else Checkpoints.from_value(checkpoints), progress)
     network = as_network(net)
     if loss is not None and not callable(loss):
         raise BNetError("loss", expected="a function loss(module, batch)", actual=loss)
@@ -734,7 +737,7 @@ def train(
         translate_memory_errors("train"),
         distributed_context(resolve_device(device, network)) as ranks,
         fork_torch_rng(ranks.device),
-        lock_checkpoints(loop.checkpoints, ranks.is_main_process),
+        loop.lock(ranks.is_main_process),
     ):
         if ranks.world_size > 1:
             first = dataset(0)

@@ -587,7 +587,7 @@ def _continue_on_all(
     loop = problem.loop.in_subfolder("all")
     problem = replace(problem, objective=final_objective, loop=loop, settings={**problem.settings, **settings})
     optimizer = AdamOptimizer(problem, final_options)
-    with checkpoint.lock_checkpoints(loop.checkpoints, ranks.is_main_process):
+    with loop.lock(ranks.is_main_process):
         if loop.checkpoints is not None and loop.checkpoints.resume and ranks.is_main_process:
             path = loop.checkpoints.create_path()
             if path.exists():  # a checkpoint that started from another first phase does not belong to this fit

@@ -94,9 +94,9 @@ def to_double(problem: FitProblem) -> FitProblem:
 def find_start(problem: FitProblem, restarts: int, seed: int) -> Fit[Network]:
     """Fit a point in float64 from several starts."""
     objective = problem.objective
-    kind, checkpoints = EM if objective.learned.tables else MAP, problem.loop.checkpoints
+    kind = EM if objective.learned.tables else MAP
     try:
-        with checkpoint.lock_checkpoints(checkpoints, problem.ranks.is_main_process):
+        with problem.loop.lock(problem.ranks.is_main_process):
             return fit_point(replace(problem, seed=seed), kind(restarts=restarts))
     except BNetError:
         objective.check_possible(problem.corpus)
@@ -126,7 +126,7 @@ def find_mode(problem: FitProblem, coordinates: Coordinates, restarts: int, seed
         The mode.
     """
     network, device, loop = problem.objective.network, problem.objective.device, problem.loop.in_subfolder("mode")
-    with checkpoint.lock_checkpoints(loop.checkpoints, problem.ranks.is_main_process):
+    with loop.lock(problem.ranks.is_main_process):
         state, first, is_finished = checkpoint.resume_checkpoint(loop.checkpoints, network, problem.settings), 0, True
         if state is None:
             start = find_start(replace(problem, loop=loop.in_subfolder("search")), restarts, seed)

@@ -24,7 +24,7 @@ from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
 from bnet_transformer.inference.plan import Plan, planned
-from bnet_transformer.learning.checkpoint import Checkpoints, lock_checkpoints
+from bnet_transformer.learning.checkpoint import Checkpoints
 from bnet_transformer.learning.fit.adam import DEFAULT_BATCH_SIZE
 from bnet_transformer.learning.fit.diagnostics import describe_data_scale
 from bnet_transformer.learning.fit.em import fit_point, resolve_options
@@ -131,7 +131,7 @@ def fit(
     (torch.Size([2]), <BNet bayesuvius: ...>)
     """
     config = resolve_method(method)
-    loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
+    loop = LoopConfig(every, None if checkpoints is None else Checkpoints.from_value(checkpoints), progress)
     problem = create_problem(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
 
     @enable_gradients()
@@ -239,7 +239,7 @@ def _solve(problem: FitProblem, method: Method, device: torch.device) -> Fit[Net
         translate_memory_errors("fit"),
         distributed_context(device) as ranks,
         fork_torch_rng(ranks.device),
-        lock_checkpoints(loop.checkpoints, ranks.is_main_process),
+        loop.lock(ranks.is_main_process),
     ):
         # NUTS and Laplace use all sentences in each process; the other methods shard them.
         if ranks.world_size > 1 and objective.has_corpus_choice and not isinstance(method, NUTS | Laplace):

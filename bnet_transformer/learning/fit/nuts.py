@@ -323,9 +323,7 @@ def _run_chains(problem: FitProblem, method: NUTS) -> tuple[list[NUTSChain], boo
         starts, notes = replace_poor_starts(starts, numbers, coordinates, ranks)
         stop = ranks.any(not all(mode.is_finished for mode, _ in starts))
         for number in numbers:
-            stack.enter_context(
-                checkpoint.lock_checkpoints(problem.loop.in_subfolder(f"chain-{number}").checkpoints, True)
-            )
+            stack.enter_context(problem.loop.in_subfolder(f"chain-{number}").lock(is_main_process=True))
         pairs = zip(numbers, starts, strict=True)
         chains = [NUTSChain(coordinates, problem, start, method, number) for number, start in pairs]
         rounds = _schedule_rounds(chains, method, ranks)
