@@ -513,7 +513,7 @@ class Trainer:
             self.best = {name: value.clone() for name, value in self.parameters().items()}
 
     @property
-    def has_lost_patience(self) -> bool:
+    def should_stop_early(self) -> bool:
         """True after `patience` held-out losses without an improvement."""
         losses, patience = [loss for _, loss in self.held_out], self.config.early_stopping.patience
         return bool(losses) and patience is not None and len(losses) - 1 - losses.index(min(losses)) >= patience
@@ -819,7 +819,7 @@ def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: 
     bar = loop.progress_bar(trainer.ranks, steps, trainer.step)
     batch, due, stop = None, False, False  # due: a checkpoint is to be written when the loss of its parameters is known
     with bar, defer_interrupt() as interrupts:
-        while trainer.step < steps and not stop and not trainer.has_lost_patience:
+        while trainer.step < steps and not stop and not trainer.should_stop_early:
             batch = dataset(trainer.step)
             trainer.compute_gradients(trainer.prepare_batch(batch, bool(interrupts)))
             stop = _drain_losses(trainer, dataset, path, all=path is not None and due)
