@@ -49,7 +49,7 @@ from bnet_transformer.figures.grid_layout import layout_quotient, layout_tan, la
 from bnet_transformer.figures.options import TEXT_OPTIONS, VIEW_OPTIONS, compose_picture, parse_options
 from bnet_transformer.figures.picture import Drawing, Picture, to_sentence_case
 from bnet_transformer.figures.sentence_views import layout_sentence
-from bnet_transformer.figures.svg import NotebookPicture, to_notebook_picture, to_pdf, to_png, to_svg
+from bnet_transformer.figures.svg import NotebookPicture, to_pdf, to_png, to_svg
 from bnet_transformer.figures.tikz import to_tikz
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import SentenceState
@@ -150,13 +150,13 @@ def get_graph_writers(network: Network, build_graph: Callable[[], Any]) -> Write
 @picture.register
 def picture_net(network: Network, **options: Any) -> NotebookPicture:
     """Lay out the template (folded) graph of a net."""
-    return to_notebook_picture(layout_net(network, parse_options(options, VIEW_OPTIONS["folded"])))
+    return NotebookPicture(**vars(layout_net(network, parse_options(options, VIEW_OPTIONS["folded"]))))
 
 
 @picture.register
 def picture_sentence(state: SentenceState, **options: Any) -> NotebookPicture:
     """Lay out the ground graph of a sentence, its attention grid, or the template graph of its net."""
-    return to_notebook_picture(layout_sentence(state, parse_options(options)))
+    return NotebookPicture(**vars(layout_sentence(state, parse_options(options))))
 
 
 @picture.register
@@ -183,13 +183,13 @@ def picture_reads(result: Reads, **options: Any) -> NotebookPicture:
         return Drawing(grid, "Attention of each slice", caption)
 
     reductions = ["special=False"] if special[""] and has_special else []
-    return to_notebook_picture(compose_picture(layout, parsed, lambda: reductions, GRID_DENSITIES))
+    return NotebookPicture(**vars(compose_picture(layout, parsed, lambda: reductions, GRID_DENSITIES)))
 
 
 def _layout_graph(layout: Callable[[Any, Density], Drawing], result: Any, **options: Any) -> NotebookPicture:
     """Lay out the graph of a result."""
     parsed = parse_options(options, ("theme", *TEXT_OPTIONS))
-    return to_notebook_picture(compose_picture(partial(layout, result), parsed))
+    return NotebookPicture(**vars(compose_picture(partial(layout, result), parsed)))
 
 
 picture.register(Quotient, partial(_layout_graph, layout_quotient))
@@ -209,8 +209,8 @@ def draw_net(network: Network, path: PathLike, **options: Any) -> None:
         check_names("option of a graph", options, ())
         return template_graph_to_networkx(network)
 
-    layout, latex = lambda: picture(network, **options), lambda: equations(network).latex
-    write_file(path, get_graph_writers(network, graph) | _figure_writers(layout, latex), FOLDER_HINT)
+    writers = _figure_writers(partial(picture, network, **options), lambda: equations(network).latex)
+    write_file(path, get_graph_writers(network, graph) | writers, FOLDER_HINT)
 
 
 @draw.register
@@ -220,9 +220,8 @@ def draw_sentence(state: SentenceState, path: PathLike, **options: Any) -> None:
     if is_folder(path):
         write_ground_graph(state, path, **options)
         return
-    layout, latex = lambda: picture(state, **options), lambda: equations(state.network).latex
-    writers = get_graph_writers(state.network, lambda: sentence_to_networkx(state, **options))
-    writers |= _figure_writers(layout, latex)
+    writers = get_graph_writers(state.network, partial(sentence_to_networkx, state, **options))
+    writers |= _figure_writers(partial(picture, state, **options), lambda: equations(state.network).latex)
     writers[".bif"] = lambda: to_bif(state.model, evidence=state.evidence).encode()
     writers[".html"] = lambda: render_html(*describe_sentence(state, parse_page_options(options)))
     write_file(path, writers, FOLDER_HINT)

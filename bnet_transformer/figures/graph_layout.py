@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import networkx as nx
@@ -158,7 +159,10 @@ def layout_ground_graph(
 
     `boxes` maps the name of a node to the name of its box. A frame is drawn around each box.
     """
-    groups = {name: network.graph.by_name[_group_name(attrs)] for name, attrs in graph.nodes(data=True)}
+    groups = {}
+    for name, attrs in graph.nodes(data=True):
+        stem, slice_ = join_stem(attrs["stack"], attrs["role"]), attrs["slice"]
+        groups[name] = network.graph.by_name[join_name(stem, () if slice_ is None else (slice_,))]
     # States and inputs over words show their token; an input with a default, such as a segment, has its own values.
     per_word = [spec for spec in network.specs if spec.group.word_stack is not None and not spec.group.plates]
     inputs = {spec.group.name for spec in per_word if isinstance(spec.tpm, Given) and spec.tpm.default is None}
@@ -187,7 +191,7 @@ def layout_ground_graph(
     spacing = GridSpacing(row_gap=44.0, min_column_gap=2 * BOX_FRAME_PADDING + 4.0) if boxes else GridSpacing()
     grid, nodes, arrows = _arrange(network, groups, boxes_by_name, column, order, links, spacing, density)
     lines, numbers = _slice_lines(grid, groups)
-    frames, texts = _box_frames(nodes, boxes or {})
+    frames, texts = _box_frames(nodes, boxes) if boxes else ([], [])
     return Picture(nodes, arrows, (*lines, *frames), (*numbers, *texts))
 
 
@@ -420,35 +424,20 @@ def _arrange(
             weights.append(WeightItem(box, row, depth, has_slice=group.slice is not None))
         else:
             items.append(GridItem(box, row, columns[name], (*order[name], group.index)))
-    if network.graph.word_stacks:
-        items = _separate_columnless(items)
+    if network.graph.word_stacks:  # items without a column go to a new column at the right of items with a column
+        shared = {item.row for item in items if item.column is not None}
+        right = 1 + max((item.column for item in items if item.column is not None), default=0)
+        items = [replace(i, column=right) if i.column is None and i.row in shared else i for i in items]
     else:
-        items, spacing = _order_rows(items, unrouted_arrows), replace(spacing, box_gap=WORDLESS_BOX_GAP)
+        items.sort(key=attrgetter("order"))
+        row_by_name = {item.box.name: item.row for item in items}
+        positions = minimize_crossings(row_by_name, [(arrow.source, arrow.target) for arrow in unrouted_arrows])
+        items = [replace(item, order=(positions[item.box.name],)) for item in items]
+        spacing = replace(spacing, box_gap=WORDLESS_BOX_GAP)
     grid = Grid(items, weights, unrouted_arrows, spacing.compact(density))
     positioned, arrows = grid.layout()
     by_name = {box.name: box for box in positioned}
     return grid, tuple(by_name[name] for name in boxes), arrows
-
-
-def _separate_columnless(items: Sequence[GridItem]) -> list[GridItem]:
-    """Move items without a column to a new column at the right if their row has items with a column."""
-    shared = {item.row for item in items if item.column is not None}
-    right = 1 + max((item.column for item in items if item.column is not None), default=0)
-    return [replace(i, column=right) if i.column is None and i.row in shared else i for i in items]
-
-
-def _order_rows(items: Sequence[GridItem], arrows: Sequence[PictureArrow]) -> list[GridItem]:
-    """Order each row of a net without words such that few arrows cross."""
-    items = sorted(items, key=lambda item: item.order)
-    rows = {item.box.name: item.row for item in items}
-    positions = minimize_crossings(rows, [(arrow.source, arrow.target) for arrow in arrows])
-    return [replace(item, order=(positions[item.box.name],)) for item in items]
-
-
-def _group_name(attrs: Mapping[str, Any]) -> str:
-    """The name of the node group of a node."""
-    stem = join_stem(attrs["stack"], attrs["role"])
-    return join_name(stem, () if attrs["slice"] is None else (attrs["slice"],))
 
 
 def _make_box(name: str, attrs: Mapping[str, Any], label: tuple[TextRun, ...], density: Density) -> NodeBox:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 
 import networkx as nx
 
@@ -112,8 +113,12 @@ class Grid:
         self.items, self.weights, self.arrows, self.spacing = items, weights, arrows, spacing
         self.items_by_name = {item.box.name: item for item in items}
         self.weights_by_name = {weight.box.name: weight for weight in weights}
+        self.weights_above: dict[int, list[WeightItem]] = defaultdict(list)  # those of depth 1, by row
+        for weight in weights:
+            if weight.depth == 1:
+                self.weights_above[weight.row].append(weight)
         self.cells: dict[tuple[int, int | None], list[GridItem]] = {}
-        for item in sorted(items, key=lambda item: item.order):
+        for item in sorted(items, key=attrgetter("order")):
             self.cells.setdefault((item.row, item.column), []).append(item)
         self.boxes: dict[str, NodeBox] = {}
         self.rows: dict[int, tuple[float, float]] = {}
@@ -225,7 +230,7 @@ class Grid:
         y = 0.0
         for row in range(1 + max((item.row for item in self.items), default=0)):
             row_height = max((item.box.height for item in self.items if item.row == row), default=0.0)
-            num_weights = len(self._weights_above(row))
+            num_weights = len(self.weights_above[row])
             gap = max(
                 self.spacing.row_gap if row else 0.0,
                 min(self.spacing.reach_factor * reach[row], 120.0),
@@ -237,25 +242,25 @@ class Grid:
             top, bottom = self.rows[item.row]
             self.boxes[item.box.name] = replace(self.boxes[item.box.name], y=(top + bottom) / 2)
 
-    def _weights_above(self, row: int) -> list[WeightItem]:
-        """The weights of depth 1 above a row."""
-        return [weight for weight in self.weights if weight.row == row and weight.depth == 1]
-
     def _layout_weights(self) -> None:
         """Set the positions of the weights, left of the other boxes."""
         if not self.weights:
             return
-        right = self._weights_edge - self.spacing.weight_gap - 5.0 * len(self.remote_weights)
+        edge = self._left_edge
+        if not self.remote_weights and all(weight.depth == 1 for weight in self.weights):  # no arrow passes other rows
+            rows = {row for weight in self.weights for row in (weight.row - 1, weight.row)}
+            items = [item for item in self.items if item.row in rows]
+            edge = min((self.boxes[item.box.name].bounds[0] for item in items), default=edge)
+        right = edge - self.spacing.weight_gap - 5.0 * len(self.remote_weights)
         width = max((w.box.width for w in self.weights if w.depth == 1), default=0.0)
         for row in {weight.row for weight in self.weights}:
-            row_weights = self._weights_above(row)
             bottom = self.rows[row][0] - 30.0
-            for k, weight in enumerate(reversed(row_weights)):
+            for k, weight in enumerate(reversed(self.weights_above[row])):
                 y = bottom - WEIGHT_SPACING * k
                 self.boxes[weight.box.name] = replace(weight.box, x=right - width / 2, y=y)
         top = min((box.bounds[1] for box in self.boxes.values()), default=0.0)
         x = right - width - 20.0
-        for weight in sorted((w for w in self.weights if w.depth > 1), key=lambda w: w.depth):
+        for weight in sorted((w for w in self.weights if w.depth > 1), key=attrgetter("depth")):
             x -= weight.box.width / 2
             targets = [arrow.target for arrow in self.arrows if arrow.source == weight.box.name]
             children = [self.boxes[name] for name in targets if name in self.weights_by_name]
@@ -285,39 +290,26 @@ class Grid:
         return min((self.boxes[name].bounds[0] for name in self.items_by_name), default=0.0)
 
     @cached_property
-    def _weights_edge(self) -> float:
-        """The left end of the boxes in the rows of the weights; of all boxes if an arrow of a weight passes rows."""
-        if self.remote_weights or any(weight.depth > 1 for weight in self.weights):
-            return self._left_edge
-        rows = {row for weight in self.weights for row in (weight.row - 1, weight.row)}
-        items = [item for item in self.items if item.row in rows]
-        return min((self.boxes[item.box.name].bounds[0] for item in items), default=self._left_edge)
-
-    @cached_property
     def _port_points(self) -> dict[int, Point]:
         """The end of each arrow at the top of its target box; the ends are sorted by the x from which arrows arrive."""
-        incoming: dict[str, list[int]] = defaultdict(list)
+        incoming: dict[str, list[tuple[float, int]]] = defaultdict(list)  # for each arrow, the x from which it arrives
         for k, arrow in enumerate(self.arrows):
             if arrow.target not in self.items_by_name:
                 continue
-            if k in self.lane_by_arrow or not self._is_between_neighbours(arrow):
-                incoming[arrow.target].append(k)
+            if arrow.source in self.weights_by_name:
+                incoming[arrow.target].append((-1e9, k))
+            elif k in self.lane_by_arrow:
+                incoming[arrow.target].append((self._lane_x(k), k))
+            elif not self._is_between_neighbours(arrow):
+                incoming[arrow.target].append((self.boxes[arrow.source].x, k))
         # In this order, the last segments of the arrows into one box do not cross.
         ports = {}
         for name, arrows in incoming.items():
             box = self.boxes[name]
-            arrows.sort(key=lambda k: (self._arrival_x(k), k))
             step = min(PORT_SPACING, 0.8 * box.width / max(len(arrows) - 1, 1))
-            for slot, k in enumerate(arrows):
+            for slot, (_, k) in enumerate(sorted(arrows)):
                 ports[k] = (box.x + step * (slot - (len(arrows) - 1) / 2), box.bounds[1])
         return ports
-
-    def _arrival_x(self, k: int) -> float:
-        """The x from which an arrow arrives: from the left for weights, from its lane, or from its source."""
-        arrow = self.arrows[k]
-        if arrow.source in self.weights_by_name:
-            return -1e9
-        return self._lane_x(k) if k in self.lane_by_arrow else self.boxes[arrow.source].x
 
     def _lane_x(self, k: int) -> float:
         """The x of the lane of an arrow."""

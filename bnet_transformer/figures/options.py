@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Any, Protocol, runtime_checkable
@@ -24,7 +24,6 @@ from bnet_transformer.figures.fonts import (
     SCRIPT_SCALE,
     SLIDE_RATIO,
     Density,
-    TextRun,
     check_font_name,
     measuring_font,
     parse_width,
@@ -330,35 +329,24 @@ def compose_picture(
         BNetError: The figure does not fit the width, or the height of a page or slide, at a legible size.
     """
     with measuring_font(options.font):
-        return _compose_picture(layout, options, reductions, densities, fallback)
-
-
-def _compose_picture(
-    layout: Callable[[Density], Drawing],
-    options: FigureOptions,
-    reductions: Callable[[], Sequence[str]],
-    densities: Sequence[Density],
-    fallback: Callable[[], Picture] | None,
-) -> Picture:
-    """`compose_picture` with the metrics of the current font."""
-    heading = options.title or ""
-    style: dict[str, Any] = {"theme": options.theme, "font": options.font}
-    if options.width is None:
-        return replace(fit_to_extent(add_texts(layout(Density()), heading)), **style)
-    width = parse_width(options.width) * POINTS_PER_INCH
-    layout = cache(layout)
-    chosen = _choose_layout(((density, layout(density)) for density in densities), width, heading)
-    if isinstance(chosen, float):
-        if fallback is not None:
-            return fallback()
-        raise _width_error(options, chosen, reductions())
-    remaining = (drawing for density in densities if (drawing := layout(density)) is not chosen[0])
-    fitted = _fit_height(itertools.chain(chosen[:1], remaining), chosen[1], width, heading)
-    if isinstance(fitted, float):
-        if fallback is not None:
-            return fallback()
-        raise _height_error(fitted, _max_height(width), reductions())
-    return replace(fitted, **style)
+        heading = options.title or ""
+        style: dict[str, Any] = {"theme": options.theme, "font": options.font}
+        if options.width is None:
+            return replace(fit_to_extent(add_texts(layout(Density()), heading)), **style)
+        width = parse_width(options.width) * POINTS_PER_INCH
+        layout = cache(layout)
+        chosen = _choose_layout(((density, layout(density)) for density in densities), width, heading)
+        if isinstance(chosen, float):
+            if fallback is not None:
+                return fallback()
+            raise _width_error(options, chosen, reductions())
+        remaining = (drawing for density in densities if (drawing := layout(density)) is not chosen[0])
+        fitted = _fit_height(itertools.chain(chosen[:1], remaining), chosen[1], width, heading)
+        if isinstance(fitted, float):
+            if fallback is not None:
+                return fallback()
+            raise _height_error(fitted, _max_height(width), reductions())
+        return replace(fitted, **style)
 
 
 def _fit_height(drawings: Iterable[Drawing], scale: float, width: float, heading: str) -> Picture | float:
@@ -427,20 +415,10 @@ def required_width(drawing: Drawing, heading: str) -> float:
 def min_text_size(drawing: Drawing, heading: str) -> float:
     """The size of the smallest text of a figure, in points of the layout."""
     picture = add_texts(drawing, heading)
-    return min(iter_text_sizes(picture), default=LABEL_SIZE)
-
-
-def iter_text_sizes(picture: Picture) -> Iterator[float]:
-    """Yield the font size of each run of text of a picture, in points of the layout."""
     labels = [(box.label, LABEL_SIZE) for box in picture.boxes] + [(line.runs, line.size) for line in picture.lines]
-    for runs, size in labels:
-        for run in runs:
-            yield size * _run_scale(run)
-
-
-def _run_scale(run: TextRun) -> float:
-    """The size of a run relative to its label."""
-    return SCRIPT_SCALE if run.style in ("sub", "sup") else 1.0
+    scales = {"sub": SCRIPT_SCALE, "sup": SCRIPT_SCALE}
+    sizes = (size * scales.get(run.style, 1.0) for runs, size in labels for run in runs)
+    return min(sizes, default=LABEL_SIZE)
 
 
 def _width_error(options: FigureOptions, min_width: float, reductions: Sequence[str]) -> BNetError:

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import networkx as nx
@@ -214,12 +214,12 @@ def _part_rectangles(part: NodeBox | PictureArrow | Frame | TextLine | LegendEnt
         yield left, top, right + under, bottom + under
 
 
-def sample_curve(points: tuple[Point, ...]) -> Iterator[Point]:
-    """Yield points on a chain of curves: eight for each curve, and the last point."""
+def sample_curve(points: tuple[Point, ...], count: int = 8) -> Iterator[Point]:
+    """Yield points on a chain of curves: `count` for each curve, and the last point."""
     # The cubic Bézier curve in Bernstein form.
     for start, one, two, end in zip(points[::3], points[1::3], points[2::3], points[3::3], strict=False):
-        for k in range(8):
-            t = k / 8
+        for k in range(count):
+            t = k / count
             a, b, c, d = (1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3
             yield (
                 a * start[0] + b * one[0] + c * two[0] + d * end[0],
@@ -354,13 +354,11 @@ def arrow_colour(parent: str, child: str) -> str:
     >>> arrow_colour("x", "q"), arrow_colour("k", "x"), arrow_colour("enc.x", "cross_v"), arrow_colour("c", "W_q")
     ('q', 'k', 'v', 'grey')
     """
-    return _role_letter(child) or _role_letter(parent) or "grey"
-
-
-def _role_letter(role: str) -> str:
-    """The letter q, k or v of a role; an empty string for other roles and for weights."""
-    last = role.rsplit("_", 1)[-1]
-    return last if last in ROLE_DASHES and not role.startswith("W_") else ""
+    for role in (child, parent):
+        letter = role.rsplit("_", 1)[-1]
+        if letter in ROLE_DASHES and not role.startswith("W_"):
+            return letter
+    return "grey"
 
 
 def make_arrow(source: str, target: str, colour: str, weight: float | None = None, title: str = "") -> PictureArrow:
@@ -405,51 +403,13 @@ def split_arrow_head(arrow: PictureArrow) -> tuple[tuple[Point, ...], tuple[Poin
     return (*arrow.points[:-1], inside), head
 
 
-def _sample_box(**fields: Any) -> NodeBox:
-    """A box for the legend."""
-    return NodeBox("", 0.0, 0.0, 22.0, 14.0, **fields)
-
-
-def collect_legend(
-    boxes: Sequence[NodeBox], arrows: Sequence[PictureArrow]
-) -> list[tuple[NodeBox | PictureArrow, str]]:
-    """Return a sample and an explanation for every style that a picture uses."""
-    signs: list[tuple[bool, NodeBox, str]] = [
-        (any(b.border == "double" for b in boxes), _sample_box(border="double"), "deterministic"),
-        (any(b.border == "single" and b.fill == "paper" for b in boxes), _sample_box(), "stochastic"),
-        (any(b.is_dashed for b in boxes), _sample_box(is_dashed=True), "learnable TPM"),
-        (any(b.fill == "observed" for b in boxes), _sample_box(fill="observed"), "observed"),
-        (any(b.fill == "do" for b in boxes), _sample_box(fill="do", border="double"), "set by do"),
-        (any(b.num_stacked for b in boxes), _sample_box(num_stacked=2), "repeated over plates"),
-    ]
-    entries: list[tuple[NodeBox | PictureArrow, str]] = [(sample, text) for is_used, sample, text in signs if is_used]
-    for role in dict.fromkeys("effect" if b.mark[0] in "+-" else b.mark for b in boxes if b.mark):
-        marked = next(b for b in boxes if b.mark and role == ("effect" if b.mark[0] in "+-" else b.mark))
-        box = _sample_box(mark=role)
-        if marked.border == "dot":
-            box = replace(box, border="dot", width=marked.width, height=marked.height)
-        entries.append((box, role))
-    colours = {arrow.colour for arrow in arrows}
-    entries += [(_sample_arrow(colour), text) for colour, text in ROLE_TEXTS.items() if colour in colours]
-    has_heads = any(arrow.has_head for arrow in arrows)
-    if "accent" in colours:
-        entries.append((replace(_sample_arrow("accent"), has_head=has_heads), "from word j to word i"))
-    if any(arrow.weight is not None for arrow in arrows):
-        sample = _sample_arrow("accent" if "accent" in colours else "grey")
-        entries.append((replace(sample, width=2.6, has_head=has_heads), "P(j | i), by width and contrast"))
-    return entries
+_sample_box = partial(NodeBox, "", 0.0, 0.0, 22.0, 14.0)  # of the legend
 
 
 def _sample_arrow(colour: str) -> PictureArrow:
     """An arrow for the legend."""
-    return PictureArrow(
-        "",
-        "",
-        cubic_curve((-12.0, 0.0), (12.0, 0.0), sideways=True),
-        colour,
-        1.1,
-        dash=ROLE_DASHES.get(colour, "solid"),
-    )
+    curve = cubic_curve((-12.0, 0.0), (12.0, 0.0), sideways=True)
+    return replace(make_arrow("", "", colour), points=curve, width=1.1)
 
 
 def to_sentence_case(text: str) -> str:
@@ -459,23 +419,6 @@ def to_sentence_case(text: str) -> str:
     'Mean over 2 heads'
     """
     return text[:1].upper() + text[1:]
-
-
-def label_marks(picture: Picture) -> Iterator[TextLine]:
-    """Yield the marks of highlighted boxes as texts above the boxes, and different marks of dots next to the dots."""
-    occupied = [line.bounds for line in picture.lines]
-    occupied += [box.bounds for box in picture.boxes if box.border == "dot"]
-    labelled = [box for box in picture.boxes if box.mark not in ("", DEFAULT_MARK)]
-    dot_marks = {box.mark for box in labelled if box.border == "dot"}
-    has_dots = len(dot_marks) > 1 or any(mark[0] in "+-" for mark in dot_marks)  # the legend has a single label
-    points = [point for arrow in picture.arrows for point in _sample_curve(arrow.points)] if has_dots else []
-    for box in labelled:
-        left, top, _, _ = box.bounds
-        if box.border != "dot":
-            yield TextLine(left + 1.0, top - 6.5, text_to_label(box.mark), "start", 7.5, border_colour(box))
-        elif has_dots and (line := _label_dot(box, occupied, points)) is not None:
-            occupied.append(line.bounds)
-            yield line
 
 
 def _label_dot(box: NodeBox, occupied: Sequence[Bounds], points: Sequence[Point]) -> TextLine | None:
@@ -491,17 +434,6 @@ def _label_dot(box: NodeBox, occupied: Sequence[Bounds], points: Sequence[Point]
             count = sum(left < x < right and top < y < bottom for x, y in points)
             candidates.append((count + (MAX_CROSSED_POINTS if dy else 0), line))
     return min(candidates, key=lambda candidate: candidate[0])[1] if candidates else None
-
-
-def _sample_curve(points: Sequence[Point], count: int = 16) -> Iterator[Point]:
-    """Yield points of a chain of cubic curves."""
-    for start in range(0, len(points) - 3, 3):
-        curve = points[start : start + 4]
-        for k in range(count + 1):
-            t = k / count
-            factors = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t * t * (1 - t), t**3)
-            pairs = list(zip(factors, curve, strict=True))
-            yield sum(f * x for f, (x, _) in pairs), sum(f * y for f, (_, y) in pairs)
 
 
 @dataclass(frozen=True)
@@ -524,10 +456,36 @@ class Drawing:
 
     @cached_property
     def signs(self) -> list[tuple[NodeBox | PictureArrow, str]]:
-        """The samples of the legend with their explanations."""
+        """A sample and an explanation for every style that the content uses."""
         if not self.has_legend:
             return []
-        return collect_legend(self.content.boxes if self.has_box_signs else (), self.content.arrows)
+        boxes, arrows = self.content.boxes if self.has_box_signs else (), self.content.arrows
+        signs: list[tuple[bool, NodeBox, str]] = [
+            (any(b.border == "double" for b in boxes), _sample_box(border="double"), "deterministic"),
+            (any(b.border == "single" and b.fill == "paper" for b in boxes), _sample_box(), "stochastic"),
+            (any(b.is_dashed for b in boxes), _sample_box(is_dashed=True), "learnable TPM"),
+            (any(b.fill == "observed" for b in boxes), _sample_box(fill="observed"), "observed"),
+            (any(b.fill == "do" for b in boxes), _sample_box(fill="do", border="double"), "set by do"),
+            (any(b.num_stacked for b in boxes), _sample_box(num_stacked=2), "repeated over plates"),
+        ]
+        entries: list[tuple[NodeBox | PictureArrow, str]] = [
+            (sample, text) for is_used, sample, text in signs if is_used
+        ]
+        for role in dict.fromkeys("effect" if b.mark[0] in "+-" else b.mark for b in boxes if b.mark):
+            marked = next(b for b in boxes if b.mark and role == ("effect" if b.mark[0] in "+-" else b.mark))
+            box = _sample_box(mark=role)
+            if marked.border == "dot":
+                box = replace(box, border="dot", width=marked.width, height=marked.height)
+            entries.append((box, role))
+        colours = {arrow.colour for arrow in arrows}
+        entries += [(_sample_arrow(colour), text) for colour, text in ROLE_TEXTS.items() if colour in colours]
+        has_heads = any(arrow.has_head for arrow in arrows)
+        if "accent" in colours:
+            entries.append((replace(_sample_arrow("accent"), has_head=has_heads), "from word j to word i"))
+        if any(arrow.weight is not None for arrow in arrows):
+            sample = _sample_arrow("accent" if "accent" in colours else "grey")
+            entries.append((replace(sample, width=2.6, has_head=has_heads), "P(j | i), by width and contrast"))
+        return entries
 
     @property
     def full_caption(self) -> str:
@@ -572,8 +530,22 @@ def add_texts(drawing: Drawing, heading: str = "", text_width: float | None = No
 
 
 def add_marks(picture: Picture) -> Picture:
-    """Add the marks of highlighted boxes as texts."""
-    return replace(picture, texts=(*picture.texts, *label_marks(picture)))
+    """Add the marks of highlighted boxes as texts above the boxes, and different marks of dots next to the dots."""
+    occupied = [line.bounds for line in picture.lines]
+    occupied += [box.bounds for box in picture.boxes if box.border == "dot"]
+    labelled = [box for box in picture.boxes if box.mark not in ("", DEFAULT_MARK)]
+    dot_marks = {box.mark for box in labelled if box.border == "dot"}
+    has_dots = len(dot_marks) > 1 or any(mark[0] in "+-" for mark in dot_marks)  # the legend has a single label
+    points = [point for arrow in picture.arrows for point in sample_curve(arrow.points, 16)] if has_dots else []
+    texts = list(picture.texts)
+    for box in labelled:
+        left, top, _, _ = box.bounds
+        if box.border != "dot":
+            texts.append(TextLine(left + 1.0, top - 6.5, text_to_label(box.mark), "start", 7.5, border_colour(box)))
+        elif has_dots and (line := _label_dot(box, occupied, points)) is not None:
+            occupied.append(line.bounds)
+            texts.append(line)
+    return replace(picture, texts=tuple(texts))
 
 
 def _layout_legend(

@@ -75,7 +75,7 @@ TYPST_TEMPLATE = """
 
 
 class NotebookPicture(Picture):
-    """The layout of a figure; a notebook shows it as SVG, and a console as one line."""
+    """The layout of a figure, with the fields of a `Picture`; a notebook shows it as SVG, a console as one line."""
 
     def __repr__(self) -> str:
         return f"<Picture: {self.title or 'figure'}, {len(self.boxes)} boxes, {len(self.arrows)} arrows>"
@@ -87,11 +87,6 @@ class NotebookPicture(Picture):
     def to_graphviz(self) -> graphviz.Source:
         """Return the figure as DOT without positions; see `Sentence.to_graphviz`."""
         return DotSource(to_dot(self), self._repr_svg_)
-
-
-def to_notebook_picture(picture: Picture) -> NotebookPicture:
-    """Return the picture in the type that a notebook can show."""
-    return NotebookPicture(**vars(picture))
 
 
 def escape(text: str) -> str:
@@ -112,12 +107,15 @@ def to_svg(picture: Picture, *, is_print: bool = False) -> str:
     """
     width, height = picture.width, picture.height
     style = SvgStyle(picture.theme, is_print, picture.font)
+    legend = ", ".join(label_to_text(entry.text.runs) for entry in picture.legend)
+    counts = f"{len(picture.boxes)} nodes and {len(picture.arrows)} arrows"
+    description = ". ".join(filter(None, (counts, legend and f"Legend: {legend}", picture.caption)))
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {_format_size(picture)} '
         f'viewBox="0 0 {_fmt(width)} {_fmt(height)}" role="img" font-family={quoteattr(style.sans)}>',
         f"<title>{escape(picture.title)}</title>",
-        f"<desc>{escape(_describe_picture(picture))}</desc>",
-        style.dark_style_sheet(),
+        f"<desc>{escape(description)}</desc>",
+        style.sheet,
         f'<rect width="{_fmt(width)}" height="{_fmt(height)}"{style.fill("paper")}/>',
         '<g class="frames">',
         *(_render_frame(frame, style) for frame in picture.frames),
@@ -147,9 +145,11 @@ class SvgStyle:
     def __init__(self, theme: str, is_print: bool = False, font: str | None = None) -> None:
         first = "" if font is None else f"{font}, " if font in GENERIC_FONTS else f"'{font}', "
         self.sans, self.serif = first + SANS, first + SERIF
-        self.has_dark_mode = theme == "auto" and not is_print
-        self.colours = get_palette("light" if theme == "auto" else theme)
-        self.is_print = is_print
+        self.is_print, self.has_dark_mode = is_print, theme == "auto" and not is_print
+        self.colours, self.sheet = get_palette("light" if theme == "auto" else theme), ""
+        if self.has_dark_mode:
+            rules = "".join(f".f-{n}{{fill:{c}}}.s-{n}{{stroke:{c}}}" for n, c in get_palette("dark").items())
+            self.sheet = f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
 
     def fill(self, name: str) -> str:
         """The attributes for a fill of a named colour."""
@@ -159,13 +159,6 @@ class SvgStyle:
         """The attributes for a line of a named colour without fill."""
         return f' fill="none" stroke="{self.colours[name]}"' + (f' class="s-{name}"' if self.has_dark_mode else "")
 
-    def dark_style_sheet(self) -> str:
-        """Return the style sheet for the dark mode of the viewer, or an empty string."""
-        if not self.has_dark_mode:
-            return ""
-        rules = "".join(f".f-{n}{{fill:{c}}}.s-{n}{{stroke:{c}}}" for n, c in get_palette("dark").items())
-        return f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
-
 
 def _format_size(picture: Picture) -> str:
     """The attributes of the size of a picture: its physical size, or pixels that a small screen may reduce."""
@@ -174,13 +167,6 @@ def _format_size(picture: Picture) -> str:
     scale = min(1.0, MAX_SHOWN_WIDTH / picture.width) if picture.width else 1.0
     size = f'width="{_fmt(picture.width * scale)}" height="{_fmt(picture.height * scale)}"'
     return f'{size} style="max-width:100%;height:auto"'
-
-
-def _describe_picture(picture: Picture) -> str:
-    """The description of a picture for screen readers."""
-    legend = ", ".join(label_to_text(entry.text.runs) for entry in picture.legend)
-    counts = f"{len(picture.boxes)} nodes and {len(picture.arrows)} arrows"
-    return ". ".join(part for part in (counts, f"Legend: {legend}" if legend else "", picture.caption) if part)
 
 
 @lru_cache(maxsize=2**14)  # a figure repeats a few coordinates many times
@@ -292,12 +278,9 @@ def to_png(picture: Picture) -> bytes:
     max_dpi = 72.0 * MAX_PNG_PIXELS / max(picture.width * scale, picture.height * scale, 1.0)
     dpi = min(PNG_DPI if picture.scale is None else PRINT_DPI, max_dpi)
     png = _compile_typst(picture, scale, format="png", ppi=dpi)
-    return png if picture.scale is None else _set_resolution(png, dpi)
-
-
-def _set_resolution(png: bytes, dpi: float) -> bytes:
-    """Return a PNG with its resolution, which typst does not write."""
-    per_metre = round(dpi / 0.0254)
+    if picture.scale is None:
+        return png
+    per_metre = round(dpi / 0.0254)  # the resolution, which typst does not write
     chunk = b"pHYs" + struct.pack(">IIB", per_metre, per_metre, 1)
     # The chunk follows the signature (8 bytes) and the header (25 bytes), which is always the first chunk.
     return png[:33] + struct.pack(">I", 9) + chunk + struct.pack(">I", zlib.crc32(chunk)) + png[33:]
