@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bnet_transformer._core.naming import join_name
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
-from bnet_transformer.figures.fonts import Density, TextRun, format_token, measure_label, text_to_label
+from bnet_transformer.figures.fonts import Density, TextRun, format_token, measure_label
 from bnet_transformer.figures.options import FigureOptions, limit_error
 from bnet_transformer.figures.picture import NodeBox, Picture, Point, TextLine, cubic_curve, make_arrow
 from bnet_transformer.graph import NodeSelection
@@ -93,11 +93,31 @@ def select_edges(
 ) -> GridSelection:
     """Return the arrows and words of the attention grid of these words.
 
-    The words of `highlighted`, pairs of stack and word, are drawn even if no arrow starts or ends at them.
+    `options.min_weight` and `options.top` select the arrows; without both, `_rank_edges` does. If more arrows than
+    `options.limit` remain, an error suggests filters. The words of `highlighted`, pairs of stack and word, are drawn
+    even if no arrow starts or ends at them.
     """
-    edges, hidden = _select_edges(attentions, words, options, can_filter=not highlighted)
-    selected, omitted = _select_words(words, edges, highlighted)
-    return GridSelection(edges, selected, (hidden, omitted))
+    min_weight, top, limit = options.min_weight, options.top, options.limit
+    edges = _collect_edges(attentions, words)
+    total = len(edges)
+    # A weight is compared with the uniform share of its row: 0.2 is large among 100 words and small among two.
+    edges = edges[np.lexsort((edges.j, edges.i, edges.matrix, -edges.gain.round(9)))]
+    if min_weight is None and top is None:
+        count = MAX_EDGES if limit is None else min(MAX_EDGES, limit)
+        edges = edges[_rank_edges(edges, attentions)[:count]]
+    else:
+        edges = edges[edges.weight >= (min_weight or 0.0)][:top]
+    if limit is not None and len(edges) > limit:
+        raise _edge_limit_error(edges, attentions, limit, can_filter=not highlighted)
+    selected = [(attentions[k], i, j, weight) for k, i, j, weight, _ in reversed(edges.tolist())]  # strongest on top
+    caption = f"Showing {len(edges):,} of {total:,} reads"
+    if top is not None:
+        caption = f"Showing the {len(edges):,} strongest of {total:,} reads"
+    elif min_weight is None:
+        caption += ": the strongest of each word, and other strong ones"
+    threshold = f" (P(j | i) ≥ {min_weight:.2g})" if min_weight else ""
+    shown, omitted = _select_words(words, selected, highlighted)
+    return GridSelection(selected, shown, (caption + threshold if len(edges) < total else "", omitted))
 
 
 def layout_attention_grid(
@@ -130,40 +150,6 @@ def layout_attention_grid(
         curve = cubic_curve(*ends, sideways=not is_upright, bow=0.4)
         arrows.append(replace(arrow, points=curve, has_head=len(edges) <= 150))
     return Picture(tuple(boxes), tuple(arrows), (), tuple(texts))
-
-
-def _select_edges(
-    attentions: Sequence[StateAttention],
-    words: Mapping[str, Collection[int]],
-    options: FigureOptions,
-    *,
-    can_filter: bool,
-) -> tuple[GridEdges, str]:
-    """Return the edges to draw, strongest last, and a caption that counts them.
-
-    `options.min_weight` and `options.top` select the edges; without both, `_rank_edges` does. If more edges than
-    `options.limit` remain, an error suggests filters: a threshold or, if `can_filter`, fewer slices or words.
-    """
-    min_weight, top, limit = options.min_weight, options.top, options.limit
-    edges = _collect_edges(attentions, words)
-    total = len(edges)
-    # A weight is compared with the uniform share of its row: 0.2 is large among 100 words and small among two.
-    edges = edges[np.lexsort((edges.j, edges.i, edges.matrix, -edges.gain.round(9)))]
-    if min_weight is None and top is None:
-        count = MAX_EDGES if limit is None else min(MAX_EDGES, limit)
-        edges = edges[_rank_edges(edges, attentions)[:count]]
-    else:
-        edges = edges[edges.weight >= (min_weight or 0.0)][:top]
-    if limit is not None and len(edges) > limit:
-        raise _edge_limit_error(edges, attentions, limit, can_filter)
-    selected = [(attentions[k], i, j, weight) for k, i, j, weight, _ in reversed(edges.tolist())]  # strongest on top
-    caption = f"Showing {len(edges):,} of {total:,} reads"
-    if top is not None:
-        caption = f"Showing the {len(edges):,} strongest of {total:,} reads"
-    elif min_weight is None:
-        caption += ": the strongest of each word, and other strong ones"
-    threshold = f" (P(j | i) ≥ {min_weight:.2g})" if min_weight else ""
-    return selected, caption + threshold if len(edges) < total else ""
 
 
 def _collect_edges(attentions: Sequence[StateAttention], words: Mapping[str, Collection[int]]) -> EdgeArray:
@@ -199,7 +185,7 @@ def _rank_edges(edges: EdgeArray, attentions: Sequence[StateAttention]) -> NDArr
 
 
 def _edge_limit_error(
-    edges: EdgeArray, attentions: Sequence[StateAttention], limit: int, can_filter: bool
+    edges: EdgeArray, attentions: Sequence[StateAttention], limit: int, *, can_filter: bool
 ) -> BudgetError:
     """Return the error for a grid with more edges than the limit; it suggests up to three filters."""
     fits = [f"top={limit} ({limit} reads)"] if limit else []
@@ -252,7 +238,11 @@ def _position_states(
         x, y = (across, along) if is_upright else (along, across)
         texts.append(TextLine(x, y, label, anchor, **style))
 
-    labels = {(stack, slice_): _state_label(stack, slice_) for stack in words for slice_ in states[stack]}
+    labels = {
+        (stack, slice_): (TextRun(f"{stack} " if stack else ""), TextRun("x", "math"), TextRun(str(slice_), "sup"))
+        for stack in words
+        for slice_ in states[stack]
+    }
     pitch = 58.0 if is_upright else _column_pitch(states, labels.values(), density)
     across = 0.0
     offsets = _stack_offsets(states, edges)
@@ -283,11 +273,6 @@ def _position_states(
             text(side, low + pitch * t, labels[stack, slice_], anchor, size=STATE_SIZE, colour="grey")
         across = (centers[-1] if centers else across) + (75.0 + 26.0 if is_upright else 40.0 + WORD_PITCH)
     return positions, texts
-
-
-def _state_label(stack: str, slice_: int) -> tuple[TextRun, ...]:
-    """The label of a state."""
-    return (*text_to_label(f"{stack} " if stack else ""), TextRun("x", "math"), TextRun(str(slice_), "sup"))
 
 
 def _column_pitch(

@@ -100,7 +100,10 @@ def to_graphml(graph: nx.Graph, picture: Picture | None = None) -> str:
     extra, node_graphics, edge_graphics = [], [""] * len(nodes), [""] * len(edges)
     if picture is not None:
         boxes = {box.name: box for box in picture.boxes}
-        nodes = [(name, data | _gephi_node(boxes[name], graph.nodes[name], palette)) for name, data in nodes]
+        # Gephi takes position, size and colour from attributes; on its white page, nodes are not white.
+        colours = {name: _rgb(palette[_disc_colour(boxes[name], graph.nodes[name])]) for name, _ in nodes}
+        places = {name: {"x": box.x, "y": -box.y, "size": box.height} for name, box in boxes.items()}
+        nodes = [(name, data | places[name] | colours[name]) for name, data in nodes]
         edges = [
             (source, target, data | _rgb(palette[arrow.colour]))
             for (source, target, data), arrow in zip(edges, picture.arrows, strict=True)
@@ -138,11 +141,6 @@ def _graphml_data(kind: str, data: Attributes) -> str:
     """The attributes of a node or an arrow."""
     parts = [f"<data key={quoteattr(f'{kind}_{name}')}>{escape(_format(value))}</data>" for name, value in data.items()]
     return "".join(parts)
-
-
-def _gephi_node(box: NodeBox, attributes: Attributes, palette: Mapping[str, str]) -> Attributes:
-    """The attributes from which Gephi takes position, size and colour: on its white page, nodes are not white."""
-    return {"x": box.x, "y": -box.y, "size": box.height} | _rgb(palette[_disc_colour(box, attributes)])
 
 
 def _disc_colour(box: NodeBox, attributes: Attributes) -> str:
@@ -235,18 +233,14 @@ def to_gexf(graph: nx.Graph, picture: Picture | None = None) -> str:
     for (source, target, data), arrow in zip(edges, arrows, strict=True):
         ends = f"source={quoteattr(str(source))} target={quoteattr(str(target))}"
         weight = f' weight="{data["weight"]!r}"' if "weight" in data else ""
-        kind = f" kind={quoteattr(_next_kind(counts, source, target, data))}" if graph.is_multigraph() else ""
+        slot, kind = str(data.get("slot", "arrow")), ""
+        counts[source, target, slot] += 1
+        if graph.is_multigraph():
+            count = counts[source, target, slot]
+            kind = f" kind={quoteattr(slot if count == 1 else f'{slot} {count}')}"
         graphics = "" if arrow is None else _viz_edge(arrow, palette)
         lines.append(f"<edge {ends}{weight}{kind}>{_gexf_values('edge', _without(data, 'weight'))}{graphics}</edge>")
     return "\n".join([*lines, "</edges>", "</graph>", "</gexf>", ""])
-
-
-def _next_kind(counts: Counter[tuple[str, str, str]], source: str, target: str, data: Attributes) -> str:
-    """The kind of an arrow: its slot, with a number from the second arrow of this slot on."""
-    slot = str(data.get("slot", "arrow"))
-    counts[source, target, slot] += 1
-    count = counts[source, target, slot]
-    return slot if count == 1 else f"{slot} {count}"
 
 
 def _gexf_attributes(kind: str, types: Mapping[str, type]) -> Iterator[str]:

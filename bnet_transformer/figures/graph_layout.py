@@ -219,8 +219,11 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
     if options.width is not None:
         if options.slices is None and not parts[0].last_groups and _has_repeated_slices(network):
             parts.append(_select_groups(network, options, is_shortened=True))
-        if options.weights:
-            parts.append(_omit_weights(network, parts[-1]))
+        part = parts[-1]
+        names = [name for name in part.names if not _has_weights(network, [name])]
+        if options.weights and (count := len(part.names) - len(names)):
+            omitted = f"{count} node groups without words are not drawn"
+            parts.append(replace(part, names=names, caption=f"{part.caption}. {omitted}" if part.caption else omitted))
         marks = get_highlighted_names(project_highlight(options, parts[0].names).highlight)
         parts[1:] = [part for part in parts[1:] if all(match_nodes(name, part.names) for name in marks)]
     return _layout_first_net(network, options, parts)
@@ -274,14 +277,6 @@ def _select_groups(network: Network, options: FigureOptions, *, is_shortened: bo
     if not options.weights:
         names = [name for name in names if not _has_weights(network, [name])]
     return _NetParts(names, frozenset(last_groups), caption)
-
-
-def _omit_weights(network: Network, part: _NetParts) -> _NetParts:
-    """Return a part without selectors and weights; the caption counts them."""
-    names = [name for name in part.names if not _has_weights(network, [name])]
-    count = len(part.names) - len(names)
-    caption = f"{part.caption}. " * bool(part.caption) + f"{count} node groups without words are not drawn"
-    return replace(part, names=names, caption=caption) if count else part
 
 
 def _has_weights(network: Network, names: Sequence[str]) -> bool:

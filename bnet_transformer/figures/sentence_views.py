@@ -257,7 +257,7 @@ def _layout_nodes(state: SentenceState, options: FigureOptions, fallback: Callab
         raise _arrow_limit_error(state, options, selection)
     if not len(graph):
         raise BNetError("the options exclude all nodes of the figure", hint="Select more slices, words or heads")
-    boxes = _assign_boxes(state, options, list(graph))
+    boxes = {} if options.boxes is None else _assign_boxes(state, options.boxes, options, list(graph))
     hidden = [(len(ground) - len(graph), len(ground), "nodes")]
     hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
     counts = " and ".join(f"{count:,} of {total:,} {kind}" for count, total, kind in hidden if count)
@@ -345,20 +345,13 @@ def _attention_weights(
     state: SentenceState, options: FigureOptions, selection: NodeSelection
 ) -> tuple[ArrowWeights | None, str]:
     """Return `P(j | i)` of each arrow, or None; and the reason as text if `P(j | i)` is too expensive by default."""
-    if options.attention is False and options.min_weight is None and options.top is None:
+    is_required = bool(options.attention) or options.min_weight is not None or options.top is not None
+    has_attention = any(spec.has_word_attention for spec in state.network.specs)
+    if not has_attention or (options.attention is False and not is_required):
         return None, ""
-    if not any(spec.has_word_attention for spec in state.network.specs):
-        return None, ""
-    if (
-        options.attention is None
-        and options.min_weight is None
-        and options.top is None
-        and (count := _count_open_states(state)) > MAX_OPEN_STATES
-    ):
-        return (
-            None,
-            f"P(j | i) is not drawn: the latent choices have {format_count(count)} joint states (use attention=True)",
-        )
+    if not is_required and (count := _count_open_states(state)) > MAX_OPEN_STATES:
+        states = f"the latent choices have {format_count(count)} joint states"
+        return None, f"P(j | i) is not drawn: {states} (use attention=True)"
     return arrow_weights(state.query(), state.evaluator, selection), ""
 
 
@@ -372,14 +365,15 @@ def _count_open_states(state: SentenceState) -> int:
     return count
 
 
-def _assign_boxes(state: SentenceState, options: FigureOptions, names: Sequence[str]) -> dict[str, str]:
+def _assign_boxes(
+    state: SentenceState, boxes: str | Mapping[str, str], options: FigureOptions, names: Sequence[str]
+) -> Mapping[str, str]:
     """Return the name of the box of each node that is in a box."""
-    if isinstance(options.boxes, str):
-        box, _ = build_box_namer(state.ground, options.boxes, options.slices if isinstance(options.slices, int) else 0)
-        boxes = {name: box(name) for name in names}
-        return {name: label for name, label in boxes.items() if label != "(outside)" and label != name}
-    given_boxes = options.boxes or {}
-    return {name: given_boxes[name] for name in names if name in given_boxes}
+    if not isinstance(boxes, str):
+        return {name: boxes[name] for name in names if name in boxes}
+    box, _ = build_box_namer(state.ground, boxes, options.slices if isinstance(options.slices, int) else 0)
+    labels = {name: box(name) for name in names}
+    return {name: label for name, label in labels.items() if label not in ("(outside)", name)}
 
 
 # the attention grid

@@ -116,7 +116,7 @@ def to_svg(picture: Picture, *, is_print: bool = False) -> str:
         f"<title>{escape(picture.title)}</title>",
         f"<desc>{escape(description)}</desc>",
         style.sheet,
-        f'<rect width="{_fmt(width)}" height="{_fmt(height)}"{style.fill("paper")}/>',
+        f'<rect width="{_fmt(width)}" height="{_fmt(height)}"{style.fill["paper"]}/>',
         '<g class="frames">',
         *(_render_frame(frame, style) for frame in picture.frames),
         '</g><g class="arrows">',
@@ -137,27 +137,23 @@ def to_svg(picture: Picture, *, is_print: bool = False) -> str:
 
 
 class SvgStyle:
-    """Fonts and colours as SVG attributes; with `has_dark_mode`, also as classes for the style sheet of the dark mode.
+    """Fonts, and colours as SVG attributes: by their name those of a fill, and those of a line without fill.
 
-    A font replaces both default fonts, which become the fonts of the characters that it lacks.
+    With a dark mode, the attributes have classes for its style sheet. A font replaces both default fonts, which become
+    the fonts of the characters that it lacks.
     """
 
     def __init__(self, theme: str, is_print: bool = False, font: str | None = None) -> None:
         first = "" if font is None else f"{font}, " if font in GENERIC_FONTS else f"'{font}', "
-        self.sans, self.serif = first + SANS, first + SERIF
-        self.is_print, self.has_dark_mode = is_print, theme == "auto" and not is_print
-        self.colours, self.sheet = get_palette("light" if theme == "auto" else theme), ""
-        if self.has_dark_mode:
+        self.sans, self.serif, self.is_print, self.sheet = first + SANS, first + SERIF, is_print, ""
+        colours = get_palette("light" if theme == "auto" else theme)
+        self.fill = {name: f' fill="{colour}"' for name, colour in colours.items()}
+        self.stroke = {name: f' fill="none" stroke="{colour}"' for name, colour in colours.items()}
+        if theme == "auto" and not is_print:
+            self.fill = {name: f'{attribute} class="f-{name}"' for name, attribute in self.fill.items()}
+            self.stroke = {name: f'{attribute} class="s-{name}"' for name, attribute in self.stroke.items()}
             rules = "".join(f".f-{n}{{fill:{c}}}.s-{n}{{stroke:{c}}}" for n, c in get_palette("dark").items())
             self.sheet = f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
-
-    def fill(self, name: str) -> str:
-        """The attributes for a fill of a named colour."""
-        return f' fill="{self.colours[name]}"' + (f' class="f-{name}"' if self.has_dark_mode else "")
-
-    def stroke(self, name: str) -> str:
-        """The attributes for a line of a named colour without fill."""
-        return f' fill="none" stroke="{self.colours[name]}"' + (f' class="s-{name}"' if self.has_dark_mode else "")
 
 
 def _format_size(picture: Picture) -> str:
@@ -185,15 +181,15 @@ def _render_box(box: NodeBox, style: SvgStyle) -> str:
     if box.title:
         parts.append(f"<title>{escape(box.title)}</title>")
     if box.border == "dot":
-        parts.append(f'<circle cx="{_fmt(box.x)}" cy="{_fmt(box.y)}" r="{_fmt(box.width / 2)}"{style.fill(line)}/>')
+        parts.append(f'<circle cx="{_fmt(box.x)}" cy="{_fmt(box.y)}" r="{_fmt(box.width / 2)}"{style.fill[line]}/>')
     else:
         dash = ' stroke-dasharray="3.2 2"' if box.is_dashed else ""
         for start, end, line_width in box_outlines(box):
             width, height = box.width + (end - start), box.height + (end - start)
             geometry = f'x="{_fmt(left + start)}" y="{_fmt(top + start)}" width="{_fmt(width)}" height="{_fmt(height)}"'
             geometry += f' rx="{_fmt(min(5.0, height / 3))}"'
-            parts.append(f"<rect {geometry}{style.fill(box.fill)}/>")
-            parts.append(f'<rect {geometry}{style.stroke(line)} stroke-width="{_fmt(line_width)}"{dash}/>')
+            parts.append(f"<rect {geometry}{style.fill[box.fill]}/>")
+            parts.append(f'<rect {geometry}{style.stroke[line]} stroke-width="{_fmt(line_width)}"{dash}/>')
     if box.label:
         parts.append(_render_text(TextLine(box.x, box.y, box.label, size=LABEL_SIZE), style))
     return "".join(parts) + "</g>"
@@ -211,11 +207,11 @@ def _render_arrow(arrow: PictureArrow, style: SvgStyle) -> str:
     start_tag = f"<g{attrs}{weight}>" if arrow.source else "<g>"
     title = f"<title>{escape(arrow.title)}</title>" if arrow.title else ""
     opacity = f' opacity="{_fmt(arrow.opacity)}"' if arrow.opacity < 1 else ""
-    line = f'<path d="{path}"{style.stroke(arrow.colour)} stroke-width="{_fmt(arrow.width)}"{dashes}{cap}{opacity}/>'
+    line = f'<path d="{path}"{style.stroke[arrow.colour]} stroke-width="{_fmt(arrow.width)}"{dashes}{cap}{opacity}/>'
     point = ""
     if head:
         tip, left, right = map(_format_point, head)
-        point = f'<path d="M{tip}L{left} {right}Z"{style.fill(arrow.colour)}{opacity}/>'
+        point = f'<path d="M{tip}L{left} {right}Z"{style.fill[arrow.colour]}{opacity}/>'
     return f"{start_tag}{title}{line}{point}</g>"
 
 
@@ -229,10 +225,10 @@ def _render_frame(frame: Frame, style: SvgStyle) -> str:
     """The SVG element of a frame."""
     if frame.kind == "line":
         path = f"M{_fmt(frame.x)},{_fmt(frame.y)}v{_fmt(frame.height)}"
-        return f'<path d="{path}"{style.stroke("grey")} stroke-width="0.8"/>'
+        return f'<path d="{path}"{style.stroke["grey"]} stroke-width="0.8"/>'
     colour, line_width = ("accent", 1.3) if frame.kind == "box" else ("grey", 0.7)
     rect = f'x="{_fmt(frame.x)}" y="{_fmt(frame.y)}" width="{_fmt(frame.width)}" height="{_fmt(frame.height)}" rx="8"'
-    return f'<rect data-name={quoteattr(frame.name)} {rect}{style.stroke(colour)} stroke-width="{line_width}"/>'
+    return f'<rect data-name={quoteattr(frame.name)} {rect}{style.stroke[colour]} stroke-width="{line_width}"/>'
 
 
 def _render_text(line: TextLine, style: SvgStyle) -> str:
@@ -246,7 +242,7 @@ def _render_text(line: TextLine, style: SvgStyle) -> str:
     title = f"<title>{escape(line.title)}</title>" if line.title else ""
     attrs = f'x="{_fmt(line.x)}" y="{_fmt(line.y + 0.34 * size)}" text-anchor="{line.anchor}" font-size="{_fmt(size)}"'
     spans = "".join(_render_spans(label, size, style.serif))
-    return f'<text {attrs}{style.fill(line.colour)} xml:space="preserve">{title}{spans}</text>'
+    return f'<text {attrs}{style.fill[line.colour]} xml:space="preserve">{title}{spans}</text>'
 
 
 def _render_spans(label: tuple[TextRun, ...], size: float, serif: str) -> Iterator[str]:

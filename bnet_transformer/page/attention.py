@@ -42,10 +42,6 @@ class PageAttention:
     has_mean: bool = False
     note: str = ""
 
-    def mean_attention(self) -> NDArray[np.float64]:
-        """The first slot, averaged over plates, `[word, word attended to]`."""
-        return np.asarray(self.attention[0].mean(0), dtype=np.float64)
-
 
 def prepare_attention(state: SentenceState, specs: Sequence[NodeSpec]) -> None:
     """Compute the attention of these nodes in one pass through the net, except of groups that `do` sets."""
@@ -130,13 +126,9 @@ def _mean_attention(state: SentenceState, query: NodeQuery) -> AttentionArray:
 
 def describe_inclusion(network: Network, inclusion: object) -> dict[str, Any] | None:
     """Return the inclusion of heads for JSON: a row for each slice, or in a posterior for each group of heads."""
-    if inclusion is None:
-        return None
-    return (
-        _describe_posterior_inclusion(network, inclusion)
-        if isinstance(inclusion, Inclusion)
-        else _describe_inclusion_table(network, inclusion)
-    )
+    if isinstance(inclusion, Inclusion):
+        return _describe_posterior_inclusion(network, inclusion)
+    return None if inclusion is None else _describe_inclusion_table(network, inclusion)
 
 
 def _describe_posterior_inclusion(network: Network, inclusion: Inclusion) -> dict[str, Any]:

@@ -71,13 +71,8 @@ def parse_contributions(contributions: object) -> tuple[Contributions, ...]:
     return tuple(items)
 
 
-def describe_contributions(state: SentenceState, results: Sequence[Contributions]) -> list[dict[str, Any]]:
-    """Return the parts of each readout for JSON, largest first, each with the node of its writer."""
-    return [_describe_result(state, result) for result in results]
-
-
 def _describe_result(state: SentenceState, result: Contributions) -> dict[str, Any]:
-    """The parts of one readout."""
+    """The parts of one readout for JSON, largest first, each with the node of its writer."""
     _check_sentence(state, result)
     _check_value(state, result)
     parts = result.parts.double()
@@ -157,10 +152,7 @@ QUANTIZATION_STEPS = 255  # a probability p is the byte round(255 p), so it is e
 MAX_WORDS = 512  # of a stack
 MAX_BYTES = 40_000_000  # of attention: 512 words in 12 slices of 12 heads
 MAX_STATES = 24  # the number of states of a discrete node that are shown
-MAX_CHOICES, MAX_NODES = (
-    24,
-    200,
-)  # the number of posteriors that are shown by default, for a net with words and for one without
+MAX_CHOICES, MAX_NODES = 24, 200  # of posteriors that are shown by default: in a net with words, and without words
 PAGE_DETAILS = (None, "words", "nodes")
 
 
@@ -266,7 +258,7 @@ def describe_sentence(
         "attention": attention,
         "posteriors": _describe_posteriors(state, options),
         "inclusion": describe_inclusion(network, options.inclusion),
-        "contributions": describe_contributions(state, parse_contributions(options.contributions)),
+        "contributions": [_describe_result(state, r) for r in parse_contributions(options.contributions)],
         "relative_changes": _relative_changes(state, clean),
         "notes": list(dict.fromkeys(notes)),
     }
@@ -290,7 +282,11 @@ def _check_word_count(state: SentenceState) -> None:
 
 def _check_size(model: GroundModel, specs: Sequence[NodeSpec], num_heads: int | None) -> None:
     """Raise an error if the attention is too large for a page; the error suggests slices and heads that fit."""
-    sizes = [_count_attention_entries(model, spec, num_heads) for spec in specs]
+    plate_sizes = {**model.network.graph.plate_sizes, **({} if num_heads is None else {"head": num_heads})}
+    sizes = [
+        int(compute_read_mask(model, spec).sum()) * math.prod(plate_sizes[plate] for plate in spec.group.plates)
+        for spec in specs
+    ]
     if sum(sizes) <= MAX_BYTES:
         return
     slices = len({spec.group.step for spec in specs})
@@ -303,15 +299,6 @@ def _check_size(model: GroundModel, specs: Sequence[NodeSpec], num_heads: int | 
     expected, actual = f"at most {MAX_BYTES:,} values P(j | i)", f"{sum(sizes):,}"
     hint = f"Pass {' or '.join(fits)}" if fits else "Use a shorter sentence"
     raise BudgetError("page", expected=expected, actual=actual, hint=hint)
-
-
-def _count_attention_entries(model: GroundModel, spec: NodeSpec, num_heads: int | None) -> int:
-    """The number of values `P(j | i)` of a node group."""
-    pairs = int(compute_read_mask(model, spec).sum())
-    plates = [
-        model.network.graph.plate_sizes[p] if p != "head" or num_heads is None else num_heads for p in spec.group.plates
-    ]
-    return pairs * int(np.prod(plates, dtype=np.int64))
 
 
 # structure
@@ -421,13 +408,11 @@ def _describe_special_words(
         return None
     words = exclude_words(state.tokens, {stack: range(len(w)) for stack, w in state.tokens.items()}, special)
     model = state.model
-    means = [
-        StateAttention(
-            *get_end_states(model.network, item.spec), item.mean_attention(), compute_read_mask(model, item.spec)
-        )
-        for item in attentions
-        if item.has_mean or not item.choices
-    ]
+    means = []
+    for item in attentions:
+        if item.has_mean or not item.choices:
+            mean, mask = np.asarray(item.attention[0].mean(0), dtype=np.float64), compute_read_mask(model, item.spec)
+            means.append(StateAttention(*get_end_states(model.network, item.spec), mean, mask))
     return {"is_shown": options.special, "note": f"{describe_special_words(state.tokens, words, special, means)}."}
 
 

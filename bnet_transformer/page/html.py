@@ -152,7 +152,8 @@ def render_html(description: Mapping[str, Any], buffer: bytes) -> bytes:
         "theme": theme,
         "style": render_style_sheet(),
         "description": to_json(description),
-        "buffer": encode_buffer(buffer),
+        # gzip has no time stamp, so equal buffers have equal text
+        "buffer": base64.b64encode(gzip.compress(buffer, compresslevel=4, mtime=0)).decode("ascii"),
         "script": bundle_script("boot"),
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], read_asset("page.html")).encode("utf-8", "replace")
@@ -169,15 +170,13 @@ def bundle_script(entry_point: str) -> str:
     for name in (entry_point, *reversed(MODULES)):
         if name in needed:
             needed.update(module for _, module in _IMPORT.findall(read_asset(f"{name}.js")))
-    return "\n".join([*(_wrap_module(name) for name in MODULES if name in needed), _resolve_imports(entry_point)])
-
-
-def _wrap_module(name: str) -> str:
-    """The text of a module as a function that returns its exports."""
-    text = _resolve_imports(name)
-    exports = ", ".join(name for _, name in _EXPORT.findall(text))
-    body = _EXPORT.sub(r"\1", text)
-    return f"const ${name} = (() => {{\n{body}\nreturn {{ {exports} }};\n}})();"
+    parts = []
+    for module in filter(needed.__contains__, MODULES):
+        text = _resolve_imports(module)
+        exports = ", ".join(name for _, name in _EXPORT.findall(text))
+        body = _EXPORT.sub(r"\1", text)
+        parts.append(f"const ${module} = (() => {{\n{body}\nreturn {{ {exports} }};\n}})();")
+    return "\n".join([*parts, _resolve_imports(entry_point)])
 
 
 def _resolve_imports(name: str) -> str:
@@ -211,11 +210,6 @@ def _css_variables(theme: str) -> str:
 def read_asset(name: str) -> str:
     """The text of a file of the front end."""
     return resources.files("bnet_transformer.page").joinpath("frontend", name).read_text("utf-8")
-
-
-def encode_buffer(buffer: bytes) -> str:
-    """Return a buffer as text: gzip and base64; gzip has no time stamp, so equal buffers have equal text."""
-    return base64.b64encode(gzip.compress(buffer, compresslevel=4, mtime=0)).decode("ascii")
 
 
 def to_json(value: object) -> str:

@@ -162,13 +162,16 @@ def draw_flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], min
     for t in range(last):
         draw_ribbons(canvas, ax, t, bar, flows[t] * mask[t], mass, rows)
     for level, i in np.argwhere(is_end):
-        block = _make_block(level, bar, row_by_word[i], MAX_BLOCK_HEIGHT * mass[level, i], canvas.colours["ink"])
-        ax.add_patch(block).set_gid(f"block_{level}_{i}")
+        left, right, half = level - bar, level + bar, MAX_BLOCK_HEIGHT * mass[level, i] / 2
+        top, foot = row_by_word[i] - half, row_by_word[i] + half
+        outline = Outline([(left, top), (right, top), (right, foot), (left, foot)])
+        ax.add_patch(PathPatch(outline, color=canvas.colours["ink"], linewidth=0.4, zorder=3, gid=f"block_{level}_{i}"))
     path_style: dict[str, Any] = {"color": canvas.colours["q"], "zorder": 4}
     for k, (i, j) in enumerate(itertools.pairwise(path)):
         level = last - k
-        line = level - bar, row_by_word[i], level - 1 + bar, row_by_word[j]
-        ax.add_patch(_make_path_line(*line, canvas.colours["q"]))
+        points = _bezier_points(level - bar, row_by_word[i], level - 1 + bar, row_by_word[j])
+        outline = Outline(points, [Outline.MOVETO, *[Outline.CURVE4] * 3])
+        ax.add_patch(PathPatch(outline, facecolor="none", edgecolor=canvas.colours["q"], linewidth=1.4, zorder=4))
     ax.plot(range(last, -1, -1), [row_by_word[i] for i in path], "o", markersize=3, gid="path", **path_style)
     for k in range(len(rows)):
         ax.axhline(k, color=canvas.colours["line"], linewidth=0.5, zorder=0)
@@ -231,10 +234,14 @@ def draw_ribbons(
     thickness = MAX_BLOCK_HEIGHT * flows[np.ix_(rows, rows)]
     right = _stack_offsets(mass[level + 1, rows], thickness)
     left = _stack_offsets(mass[level, rows], thickness.T).T
+    codes = [Outline.MOVETO, *[Outline.CURVE4] * 3, Outline.LINETO, *[Outline.CURVE4] * 3, Outline.CLOSEPOLY]
     for a, b in np.argwhere(thickness > 0):
         i, j = rows[a], rows[b]
-        ends = (level + 1 - bar, right[a, b], level + bar, left[a, b])
-        ribbon = _make_ribbon(*ends, thickness[a, b], canvas.colours["k"], float(flows[i, j]))
+        x0, x1, width = level + 1 - bar, level + bar, thickness[a, b]
+        upper = _bezier_points(x0, right[a, b], x1, left[a, b])
+        lower = _bezier_points(x1, left[a, b] + width, x0, right[a, b] + width)
+        style: Any = {"color": canvas.colours["k"], "alpha": 0.25 + 0.35 * float(flows[i, j]), "linewidth": 0.4}
+        ribbon = PathPatch(Outline([*upper, *lower, upper[0]], codes), **style, zorder=1)
         ax.add_patch(ribbon).set_gid(f"flow_{level}_{i}_{j}")
 
 
@@ -266,32 +273,10 @@ def _draw_words(
             ax.annotate(line, (len(result.slices), k), (6, 0), ha="left", color=canvas.colours["q"], **style)
 
 
-def _make_block(level: int, bar: float, y: float, height: float, colour: str) -> PathPatch:
-    """The block of a word at the end of ribbons."""
-    left, right, top, foot = level - bar, level + bar, y - height / 2, y + height / 2
-    corners = [(left, top), (right, top), (right, foot), (left, foot)]
-    return PathPatch(Outline(corners), facecolor=colour, edgecolor=colour, linewidth=0.4, zorder=3)
-
-
 def _bezier_points(x0: float, y0: float, x1: float, y1: float) -> list[tuple[float, float]]:
     """The control points of a cubic Bézier curve from (x0, y0) to (x1, y1), horizontal at both ends."""
     middle = (x0 + x1) / 2
     return [(x0, y0), (middle, y0), (middle, y1), (x1, y1)]
-
-
-def _make_ribbon(x0: float, y0: float, x1: float, y1: float, thickness: float, colour: str, weight: float) -> PathPatch:
-    """A ribbon between (x0, y0) and (x1, y1), which are its upper ends."""
-    forward, backward = _bezier_points(x0, y0, x1, y1), _bezier_points(x1, y1 + thickness, x0, y0 + thickness)
-    codes = [Outline.MOVETO, *[Outline.CURVE4] * 3, Outline.LINETO, *[Outline.CURVE4] * 3, Outline.CLOSEPOLY]
-    alpha = 0.25 + 0.35 * weight
-    path = Outline([*forward, *backward, forward[0]], codes)
-    return PathPatch(path, facecolor=colour, edgecolor=colour, alpha=alpha, linewidth=0.4, zorder=1)
-
-
-def _make_path_line(x0: float, y0: float, x1: float, y1: float, colour: str) -> PathPatch:
-    """A piece of the most probable path."""
-    path = Outline(_bezier_points(x0, y0, x1, y1), [Outline.MOVETO, *[Outline.CURVE4] * 3])
-    return PathPatch(path, facecolor="none", edgecolor=colour, linewidth=1.4, zorder=4)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -492,7 +477,12 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
         bar: Any = ax.child_axes[-1]
         bar.set_yticks(ticks, labels=[format_short(tick) for tick in ticks])
         bar.minorticks_off()
-    _frame_dead_heads(result, canvas, ax, values, norm)
+    colours = canvas.make_colour_map(norm)
+    for i, j in result.dead:
+        edge = canvas.contrasting_colour(colours(norm(values[i, j])))
+        style: Any = {"edgecolor": edge, "linestyle": (0, (3, 2)), "linewidth": 1.1, "fill": False}
+        ax.add_patch(Rectangle((j - 0.45, i - 0.45), 0.9, 0.9, gid=f"dead_{i}_{j}", **style))
+    canvas.add_note("Dashed frame: a head without effect." if result.dead else "")
 
 
 def choose_norm(values: FloatArray) -> Normalize:
@@ -566,16 +556,6 @@ def _draw_intervals(canvas: Canvas, ax: Axes, image: Any, result: Inclusion, hei
         return
     x, y_middle = np.array(marks).mean(1).T
     ax.scatter(x, y_middle, s=7, c=colours, linewidths=0, zorder=3)
-
-
-def _frame_dead_heads(result: Inclusion, canvas: Canvas, ax: Axes, values: FloatArray, norm: Normalize) -> None:
-    """Draw a dashed frame around heads that have no effect."""
-    colours = canvas.make_colour_map(norm)
-    for i, j in result.dead:
-        edge = canvas.contrasting_colour(colours(norm(values[i, j])))
-        style: Any = {"edgecolor": edge, "linestyle": (0, (3, 2)), "linewidth": 1.1, "fill": False}
-        ax.add_patch(Rectangle((j - 0.45, i - 0.45), 0.9, 0.9, gid=f"dead_{i}_{j}", **style))
-    canvas.add_note("Dashed frame: a head without effect." if result.dead else "")
 
 
 def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:

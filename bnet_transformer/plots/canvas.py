@@ -374,12 +374,6 @@ def measure_axes(ax: Axes) -> tuple[float, float]:
     return float(box.width / get_pixels(ax)), float(box.height / get_pixels(ax))
 
 
-def measure_unit(ax: Axes, axis_name: str) -> float:
-    """The length in points of one unit of the data along a linear axis."""
-    low, high = ax.get_xlim() if axis_name == "x" else ax.get_ylim()
-    return measure_axes(ax)[axis_name == "y"] / abs(high - low)
-
-
 def thin_numeric_ticks(ax: Axes) -> None:
     """Reduce the ticks of axes with numbers until their labels do not overlap."""
     for axis, side in ((ax.xaxis, 0), (ax.yaxis, 1)):
@@ -414,12 +408,6 @@ def wrap_axis_labels(ax: Axes, max_width: float, max_height: float | None = None
     _wrap(ax.yaxis.label, max_height if max_height is not None else max(40.0, measure_axes(ax)[1]))
 
 
-def wrap_panel_title(ax: Axes, points: float) -> None:
-    """Wrap the title of one of several panels."""
-    if ax.title.get_text():
-        _wrap(ax.title, points, 2)
-
-
 def _wrap(label: Text, points: float, max_lines: int = MAX_LABEL_LINES) -> None:
     """Wrap a label, which may be wrapped already."""
     text = label.get_text()
@@ -427,30 +415,10 @@ def _wrap(label: Text, points: float, max_lines: int = MAX_LABEL_LINES) -> None:
         label.set_text(wrap_text(text.replace("\n", " "), float(label.get_fontsize()), points, max_lines))
 
 
-def shrink_texts(ax: Axes, factor: float) -> None:
-    """Multiply the sizes of all texts of axes, to at least the smallest legible size."""
-    ticks = [axis for panel in (ax, *ax.child_axes) for axis in (panel.xaxis, panel.yaxis)]
-    for axis in ticks:
-        size = float(axis.get_ticklabels()[0].get_fontsize()) if axis.get_ticklabels() else MIN_FONT_SIZE
-        axis.set_tick_params(labelsize=max(MIN_FONT_SIZE, size * factor), pad=1.5)
-    for text in ax.findobj(Text):
-        text.set_fontsize(max(MIN_FONT_SIZE, float(text.get_fontsize()) * factor))
-
-
 def legend_width(ax: Axes) -> float:
     """The width of the legend of axes in points."""
     legend = ax.get_legend()
     return 0.0 if legend is None else float(legend.get_window_extent().width / get_pixels(ax))
-
-
-def shorten_legend(ax: Axes, width: float) -> None:
-    """Shorten the texts of a legend that is wider than `width` points."""
-    legend, excess = ax.get_legend(), legend_width(ax) - width
-    if legend is None or excess <= 0:
-        return
-    max_text_width = max(text.get_window_extent().width for text in legend.get_texts()) / get_pixels(ax)
-    for text in legend.get_texts():
-        text.set_text(cut(text.get_text(), float(text.get_fontsize()), max(8.0, 0.97 * (max_text_width - excess))))
 
 
 def shrink_lines(ax: Axes, factor: float) -> None:
@@ -472,21 +440,15 @@ def find_space(ax: Axes) -> Bbox:
     """The space of axes in pixels: their cell of the grid of subplots, or up to the middle of the gaps to others."""
     figure = ax.figure
     spec = ax.get_subplotspec()
-    if spec is not None:
-        box = _cell_of(spec, figure)
-    else:
-        box = _space_between(ax, figure)
+    box = _space_between(ax, figure) if spec is None else _cell_of(spec, figure)
     title = getattr(figure, "_suptitle", None)
     bounds = figure.bbox
     top = 1.0
     if title is not None and title.get_text():
         top = min(1.0, (title.get_window_extent().y0 - bounds.y0) / bounds.height)
-    box = Bbox.from_extents(box.x0, box.y0, box.x1, min(box.y1, top))
-    corners = [
-        (bounds.x0 + x * bounds.width, bounds.y0 + y * bounds.height) for x, y in ((box.x0, box.y0), (box.x1, box.y1))
-    ]
+    x0, x1 = (bounds.x0 + x * bounds.width for x in (box.x0, box.x1))
+    y0, y1 = (bounds.y0 + y * bounds.height for y in (box.y0, min(box.y1, top)))
     pad = SPACE_PADDING * figure.dpi
-    (x0, y0), (x1, y1) = corners
     return Bbox.from_extents(x0 + pad, y0 + pad, x1 - pad, y1 - pad)
 
 
@@ -550,16 +512,11 @@ def move_into(ax: Axes, space: Bbox, min_share: float) -> bool:
     is_large = target[3] - target[1] >= min_share * space.height and target[2] - target[0] >= min_share * space.width
     target[2] = max(target[2], target[0] + 0.1 * space.width)
     target[3] = max(target[3], target[1] + 0.1 * space.height)
-    set_pixel_box(ax, Bbox.from_extents(*target))
-    return bool(is_large)
-
-
-def set_pixel_box(ax: Axes, box: Bbox) -> None:
-    """Set the position of axes in pixels."""
-    bounds = ax.figure.bbox
+    box, bounds = Bbox.from_extents(*target), ax.figure.bbox
     x0, y0 = (box.x0 - bounds.x0) / bounds.width, (box.y0 - bounds.y0) / bounds.height
     ax.set_position((x0, y0, box.width / bounds.width, box.height / bounds.height))
     ax.apply_aspect()
+    return bool(is_large)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -643,18 +600,23 @@ def _fit_texts(canvas: Canvas, width: float) -> None:
         for bar in get_child_axes(ax):
             wrap_axis_labels(bar, width)
         if canvas.panel_titles.get(ax):
-            wrap_panel_title(ax, points / canvas.font_scale)
+            _wrap(ax.title, points / canvas.font_scale, 2)
         _fit_legend(canvas, ax, width)
 
 
 def _show_tick_labels(canvas: Canvas) -> None:
     """Show the tick labels that fit the present sizes of the panels."""
     for ticks in canvas.tick_labels.values():
-        canvas.show_tick_labels(ticks, measure_unit(ticks.ax, ticks.axis_name))
+        is_y = ticks.axis_name == "y"
+        low, high = ticks.ax.get_ylim() if is_y else ticks.ax.get_xlim()
+        canvas.show_tick_labels(ticks, measure_axes(ticks.ax)[is_y] / abs(high - low))
 
 
 def _fit_legend(canvas: Canvas, ax: Axes, width: float) -> None:
-    """Reduce the columns of a legend until it is not wider than `width` points; move a wide one to the left edge."""
+    """Reduce the columns of a legend until it is not wider than `width` points, then shorten its texts.
+
+    A wide legend above the panel is moved to the left edge.
+    """
     options = canvas.legends.get(ax)
     if options is None:
         return
@@ -671,7 +633,12 @@ def _fit_legend(canvas: Canvas, ax: Axes, width: float) -> None:
         exceeds_width = legend_width(ax) > width - left
         options["bbox_to_anchor"] = (-max(0.0, left - 4) * pixels / box.width if exceeds_width else 0, 1)
         canvas.show_legend(ax)
-    shorten_legend(ax, limit)
+    legend, excess = ax.get_legend(), legend_width(ax) - limit
+    if legend is not None and excess > 0:
+        max_text_width = max(text.get_window_extent().width for text in legend.get_texts()) / get_pixels(ax)
+        points = max(8.0, 0.97 * (max_text_width - excess))
+        for text in legend.get_texts():
+            text.set_text(cut(text.get_text(), float(text.get_fontsize()), points))
 
 
 def _crop_height(figure: PlotFigure) -> None:
@@ -717,12 +684,16 @@ def fit_into_axes(canvas: Canvas, ax: Axes, title: str) -> None:
 
 
 def _shrink(canvas: Canvas, ax: Axes) -> None:
-    """Reduce the sizes of texts in a small space."""
+    """Reduce the sizes of all texts in a small space, to at least the smallest legible size."""
     if ax in canvas.legends:
         fonts = {**canvas.legends[ax]["prop"], "size": MIN_FONT_SIZE}
         canvas.legends[ax] |= SMALL_LEGEND | {"prop": fonts}
         canvas.show_legend(ax)
-    shrink_texts(ax, SMALL_TEXT)
+    for axis in [axis for panel in (ax, *ax.child_axes) for axis in (panel.xaxis, panel.yaxis)]:
+        size = float(axis.get_ticklabels()[0].get_fontsize()) if axis.get_ticklabels() else MIN_FONT_SIZE
+        axis.set_tick_params(labelsize=max(MIN_FONT_SIZE, size * SMALL_TEXT), pad=1.5)
+    for text in ax.findobj(Text):
+        text.set_fontsize(max(MIN_FONT_SIZE, float(text.get_fontsize()) * SMALL_TEXT))
 
 
 def _fit_user_axes(canvas: Canvas, ax: Axes, title: str, label: str) -> None:

@@ -165,20 +165,15 @@ def plot_estimate_calibration(result: EstimateCalibration, canvas: Canvas) -> No
     estimate, exact = frame["estimate"].to_numpy(), frame["exact"].to_numpy()
     ax = canvas.add_axes(3.0, 2.9)
     ax.scatter(estimate, exact, s=14, color=canvas.colours["accent"], alpha=0.8, linewidths=0, zorder=3)
-    _draw_diagonal(canvas, ax, np.concatenate([estimate, exact]))
-    canvas.set_axis_labels(ax, "estimated effect", "exact effect")
-    canvas.set_title(f"Estimated and exact effects of {len(frame):,} cells")
-    canvas.add_note(f"{result.format_line().partition(': ')[2].capitalize()}.")
-
-
-def _draw_diagonal(canvas: Canvas, ax: Axes, values: FloatArray) -> None:
-    """Draw the line of equality over the range of the values."""
-    low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
+    low, high = (float(f(np.concatenate([[0.0], estimate, exact]))) for f in (np.min, np.max))
     margin = 0.06 * (high - low or 1.0)
     ends = low - margin, high + margin
     ax.plot(ends, ends, color=canvas.colours["grey"], linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
     ax.set_xlim(*ends)
     ax.set_ylim(*ends)
+    canvas.set_axis_labels(ax, "estimated effect", "exact effect")
+    canvas.set_title(f"Estimated and exact effects of {len(frame):,} cells")
+    canvas.add_note(f"{result.format_line().partition(': ')[2].capitalize()}.")
 
 
 MIN_PANEL_WIDTH = 1.9  # inches of a panel with axes
@@ -303,15 +298,8 @@ def plot_model_comparison(result: ModelComparison, canvas: Canvas) -> None:
     for k in order:
         if not is_in_range[k]:
             ax.plot(x[k], low + 0.05 * (high - low), "v", color=accent, markersize=4.5, markerfacecolor="none")
-            canvas.add_text(
-                ax,
-                x[k],
-                low + 0.1 * (high - low),
-                format_digits(float(gain[k]), sign=True),
-                ha="center",
-                va="bottom",
-                color=grey,
-            )
+            text, style = format_digits(float(gain[k]), sign=True), {"ha": "center", "va": "bottom", "color": grey}
+            canvas.add_text(ax, x[k], low + 0.1 * (high - low), text, **style)
     canvas.style_curve_axes(ax, "heads" if is_by_heads else "fit", "log density, nats per sentence", 12)
     ax.set_xlim(x.min() - 0.5, x.max() + 0.5)
     if not is_by_heads:
@@ -355,9 +343,8 @@ def plot_check(result: Check, canvas: Canvas) -> None:
     difference = np.array([result.observed[name] - result.mean[name] for name in names])
     z = np.divide(difference, deviation, out=np.where(difference == 0, 0.0, np.nan), where=deviation > 0)
     ax = canvas.add_axes(4.8, 0.26 * len(names) + 1.0)
-    ax.axvspan(
-        -2, 2, color=canvas.colours["observed"], alpha=0.5, linewidth=0, label="2 standard deviations of the samples"
-    )
+    style: Any = {"alpha": 0.5, "linewidth": 0, "label": "2 standard deviations of the samples"}
+    ax.axvspan(-2, 2, color=canvas.colours["observed"], **style)
     ax.axvline(0, color=canvas.colours["grey"], linewidth=0.8)
     ax.plot(z, range(len(names)), "o", color=canvas.colours["accent"], markersize=4.5, label="data")
     canvas.set_tick_labels(ax, "y", names, 0.26 * len(names))
@@ -427,14 +414,8 @@ def _plot_usage(
     """Draw the usage of each head as a bar."""
     labels = [f"{k} (dead)" if k in heads.dead else str(k) for k in range(len(heads.usage))]
     usage = to_numpy(heads.usage.double()).reshape(-1)
-    draw_bars(
-        canvas,
-        [BarSeries(usage, low=low, high=high)],
-        labels,
-        value_label=f"P({heads.selector})",
-        category_label=heads.selector,
-        ax=ax,
-    )
+    names: Any = {"value_label": f"P({heads.selector})", "category_label": heads.selector}
+    draw_bars(canvas, [BarSeries(usage, low=low, high=high)], labels, **names, ax=ax)
 
 
 def _plot_history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:

@@ -686,7 +686,13 @@ def draw_bars(
     thickness = (0.74 if len(labels) > 3 else 0.56) / len(series)
     centres: list[FloatArray] = [positions + (k - (len(series) - 1) / 2) * thickness for k in range(len(series))]
     for bar_positions, bars in zip(centres, series, strict=True):
-        _draw_series(canvas, ax, bar_positions, thickness * 0.94, bars, is_upright)
+        style: Any = {"color": canvas.colours[bars.colour], "label": bars.name or None, "linewidth": 0}
+        numbers = np.nan_to_num(bars.values)
+        for bar in (ax.bar if is_upright else ax.barh)(bar_positions, numbers, thickness * 0.94, **style):
+            bar.set_hatch(bars.hatch)
+        if bars.low is not None and bars.high is not None:
+            line: Any = {"color": canvas.colours["ink"], "linewidth": 1.0, "label": f"interval {bars.name}".strip()}
+            (ax.vlines if is_upright else ax.hlines)(bar_positions, bars.low, bars.high, **line)
     canvas.draw_when_sized(lambda: _write_bar_numbers(canvas, ax, centres, series, is_upright, (width, height)))
     if is_upright:
         canvas.set_tick_labels(ax, "x", labels, width - 0.7, max_length)
@@ -696,22 +702,15 @@ def draw_bars(
         ax.set_ylim(len(labels) - 0.4, -0.6)
         canvas.set_axis_labels(ax, value_label, category_label)
     ax.tick_params(axis="x" if is_upright else "y", length=0)
-    _set_value_limits(ax, series, is_upright)
+    ends = np.concatenate([x for bars in series for x in (bars.values, bars.low, bars.high) if x is not None])
+    low, high = float(np.nanmin(ends, initial=0.0)), float(np.nanmax(ends, initial=0.0))
+    span = (high - low) or 1.0  # above the highest bar, there is space for its number
+    limits = low - (0.12 * span if low < 0 else 0), high + (0.14 if is_upright else 0.12) * span
+    (ax.set_ylim if is_upright else ax.set_xlim)(*limits)
     if len(series) > 1:
         legend_style: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
         canvas.add_legend(ax, handles=ax.containers, ncols=len(series), **legend_style)
     return ax
-
-
-def _draw_series(canvas: Canvas, ax: Axes, positions: Any, thickness: float, bars: BarSeries, is_upright: bool) -> None:
-    """Draw the bars of one series."""
-    draw: Any = ax.bar if is_upright else ax.barh
-    bar_style = {"color": canvas.colours[bars.colour], "label": bars.name or None, "linewidth": 0}
-    for bar in draw(positions, np.nan_to_num(bars.values), thickness, **bar_style):
-        bar.set_hatch(bars.hatch)
-    if bars.low is not None and bars.high is not None:
-        line: Any = {"color": canvas.colours["ink"], "linewidth": 1.0, "label": f"interval {bars.name}".strip()}
-        (ax.vlines if is_upright else ax.hlines)(positions, bars.low, bars.high, **line)
 
 
 def _write_bar_numbers(
@@ -754,12 +753,3 @@ def _write_bar_numbers(
         for position, end, text in zip(bar_positions, tips, line, strict=True):
             point, offset = ((position, end), (0, 2)) if is_upright else ((end, position), (3, 0))
             ax.annotate(text, point, offset, textcoords="offset points", **style)
-
-
-def _set_value_limits(ax: Axes, series: Sequence[BarSeries], is_upright: bool) -> None:
-    """Set the limits of the values: from 0 (or below) to the highest bar, plus the height of its number."""
-    numbers = np.concatenate([x for bars in series for x in (bars.values, bars.low, bars.high) if x is not None])
-    low, high = float(np.nanmin(numbers, initial=0.0)), float(np.nanmax(numbers, initial=0.0))
-    span = (high - low) or 1.0
-    ends = (low - (0.12 * span if low < 0 else 0), high + (0.14 if is_upright else 0.12) * span)
-    (ax.set_ylim if is_upright else ax.set_xlim)(*ends)

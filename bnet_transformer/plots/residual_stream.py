@@ -336,19 +336,12 @@ def _plot_target(
     else:
         ax.set_ylim(-0.03, 1.1)
         canvas.style_curve_axes(ax, "state", f"P({label})", 10)
-        _write_ranks(canvas, ax, rows, probs, ranks)
-    canvas.set_title(f"{kind}: {label} after {result.words[word].strip()}")
-
-
-def _write_ranks(canvas: Canvas, ax: Axes, rows: list[int], probs: FloatArray, ranks: FloatArray) -> None:
-    """Write the rank of a word above its probability, where the rank changes."""
-    style: Any = {"ha": "center", "va": "bottom", "fontsize": 6.5, "color": canvas.colours["grey"]}
-    if len(rows) <= 40:
+        style = {"ha": "center", "va": "bottom", "fontsize": 6.5, "color": canvas.colours["grey"]}
         for k, (row, prob, rank) in enumerate(zip(rows, probs, ranks, strict=True)):
-            is_new = k == 0 or rank != ranks[k - 1]
-            if is_new and rank <= 10:
+            if len(rows) <= 40 and rank <= 10 and (k == 0 or rank != ranks[k - 1]):
                 canvas.add_text(ax, row, min(float(prob), 1.0) + 0.03, f"{rank}", **style)
-    canvas.add_note("Numbers: the rank of the word, where it changes and is at most 10.")
+        canvas.add_note("Numbers: the rank of the word, where it changes and is at most 10.")
+    canvas.set_title(f"{kind}: {label} after {result.words[word].strip()}")
 
 
 def plot_tuned_lens(result: TunedLens, canvas: Canvas) -> None:

@@ -360,8 +360,11 @@ def _draw_row(canvas: Canvas, ax: Axes, row: CellRow, positions: Sequence[int], 
             x0, x1 = row.edges[first, 0] + gap[0] / 2, row.edges[last, 1] - gap[0] / 2
             y0, y1 = y - 0.5 + gap[1] / 2, y + 0.5 - gap[1] / 2
             corners.append([(x0, y0), (x1, y0), (x1, y1), (x0, y1)])
-            is_faded = rank > 0 and state == row.states[0, first]
-            colours.append(_cell_colour(canvas, row, first, state, is_faded))
+            is_faded, colour = rank > 0 and state == row.states[0, first], canvas.colours["observed"]
+            if row.is_explained[first]:
+                colour = state_colour(canvas, state, row.groups[first].num_states)
+                colour = _mix(colour, canvas.colours["paper"], FADED) if is_faded else colour
+            colours.append(colour)
             text = row.text(rank, first, as_number=as_number)
             if scale[1] >= CELL_FONT_SIZE and text_width(text, CELL_FONT_SIZE) + 2 <= scale[0] * (x1 - x0):
                 ink = canvas.contrasting_colour(colours[-1])
@@ -386,14 +389,6 @@ def _find_runs(row: CellRow, rank: int, *, is_joined: bool) -> Iterator[tuple[in
         ):
             yield first, k - 1
             first = k
-
-
-def _cell_colour(canvas: Canvas, row: CellRow, cell: int, state: int, is_faded: bool) -> str:
-    """The colour of a cell: that of its state, or grey for an observed or set node."""
-    if not row.is_explained[cell]:
-        return canvas.colours["observed"]
-    colour = state_colour(canvas, state, row.groups[cell].num_states)
-    return _mix(colour, canvas.colours["paper"], FADED) if is_faded else colour
 
 
 def state_colour(canvas: Canvas, state: int, count: int) -> str:

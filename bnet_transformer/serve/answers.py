@@ -600,7 +600,10 @@ def _build_metric(base: Sentence, clean: Sentence, other: Sentence, question: Qu
     node = base.ground.id(name)
     name = base.ground.name(node)  # an identifier, unlike a name with a word that is counted from the end
     if base.state.model.spec(node).tpm.kind == "discrete":
-        of = question.of or _find_changed_states(base, other, name)
+        of: Sequence[str] = question.of
+        if not of:  # the most probable state in the other sentence, and in this one if it is another state
+            changed = [int(torch.argmax(sentence.posterior(name))) for sentence in (other, base)]
+            of = [str(state) for state in dict.fromkeys(changed)]
         states, labels = [parse_state(base, name, text) for text in of], base.state.labels(node)
         texts = [labels[state] if labels is not None and isinstance(state, int) else str(state) for state in states]
         terms = [f"log P({name} = {format_token(text)})" for text in distinguish(texts)]
@@ -618,9 +621,10 @@ def _build_metric(base: Sentence, clean: Sentence, other: Sentence, question: Qu
         (value,) = values.values()
         return ((value.reshape(len(value), -1) - start) * direction).sum(-1)
 
-    return _name_parameter(
-        project, name
-    ), f"position of {name} from its value without interventions (0) to that in the other sentence (1)"
+    # A metric names its node by the name of its parameter.
+    signature = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)])
+    project.__signature__ = signature  # type: ignore[attr-defined]
+    return project, f"position of {name} from its value without interventions (0) to that in the other sentence (1)"
 
 
 def _compute_vector(sentence: Sentence, name: str) -> Tensor:
@@ -632,16 +636,3 @@ def _compute_vector(sentence: Sentence, name: str) -> Tensor:
         hint = "Set " + ", ".join(f"do({choice} = ...)" for choice in choices) + " first"
         raise BNetError("patch", expected=f"one value of {name}", actual="one for each state of a choice", hint=hint)
     return value.reshape(-1)
-
-
-def _name_parameter(function: Callable[..., Tensor], name: str) -> Callable[..., Tensor]:
-    """The function with a parameter of this name, by which a metric names its node."""
-    signature = inspect.Signature([inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)])
-    function.__signature__ = signature  # type: ignore[attr-defined]
-    return function
-
-
-def _find_changed_states(base: Sentence, other: Sentence, name: str) -> Sequence[str]:
-    """The most probable state of a node in the other sentence, and in this one if it is another state."""
-    states = [int(torch.argmax(sentence.posterior(name))) for sentence in (other, base)]
-    return [str(state) for state in dict.fromkeys(states)]

@@ -374,7 +374,9 @@ class LimitedProtocol(H11Protocol):
         self._limit_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_timers()
+        for timer in (self._request_timer, self._answer_timer):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
@@ -421,12 +423,6 @@ class LimitedProtocol(H11Protocol):
         """Drop the connection without an answer."""
         LOGGER.log(level, "connection closed: %s", reason)
         self.transport.abort()
-
-    def _cancel_timers(self) -> None:
-        """Stop the times of this connection."""
-        for timer in (self._request_timer, self._answer_timer):
-            if timer is not None:
-                timer.cancel()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -532,8 +528,8 @@ class _Api:
         except ClientDisconnect:
             return _error_response(STATUS_CLIENT_CLOSED, "the client disconnected", logging.DEBUG)
         try:
-            document = _parse_body(body)
-            tab, state = _get_tab(document), parse_page_state(document.get("state"), self.limits)
+            tab, document = _parse_body(body)
+            state = parse_page_state(document.get("state"), self.limits)
             compute = partial(self._compute, kind, tab, state)
             waits = partial(_wait_for_disconnect, request), partial(self.source.wait_for_net, state.model)
             media_type, content = await self.queue.run(tab, kind, compute, *waits)
@@ -572,23 +568,18 @@ def _encode_page(source: SentenceSource, tab: str, state: Any) -> tuple[str, byt
     return "application/octet-stream", len(text).to_bytes(4, "little") + text + buffer
 
 
-def _parse_body(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request."""
+def _parse_body(body: bytes) -> tuple[str, dict[str, Any]]:
+    """The name of the tab that sent a request, and the JSON object of the request."""
     try:
         document = json.loads(body)
     except (ValueError, RecursionError):  # invalid UTF-8 is a ValueError
         document = None
     if not isinstance(document, dict):
         raise BNetError("request", expected="an object in JSON", actual=body[:40])
-    return document
-
-
-def _get_tab(document: Mapping[str, Any]) -> str:
-    """The name of the tab that sent a request."""
     tab = document.get("tab")
     if not isinstance(tab, str) or not 0 < len(tab) <= MAX_TAB_LENGTH:
         raise BNetError("tab", expected=f"a text of 1 to {MAX_TAB_LENGTH} characters", actual=tab)
-    return tab
+    return tab, document
 
 
 async def _wait_for_disconnect(request: Request) -> None:
