@@ -12,7 +12,7 @@ from PIL import Image
 import bnet_transformer as bt
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures import svg
-from bnet_transformer.figures.fonts import MIN_FONT_SIZE, label_to_text, parse_width, resolve_font, text_to_label
+from bnet_transformer.figures.fonts import MIN_FONT_SIZE, label_to_text, parse_width, resolve_font
 from bnet_transformer.figures.svg import to_svg
 from bnet_transformer.figures.tikz import to_tikz
 from tests.cases import CASES, get_case
@@ -152,7 +152,7 @@ def test_marked_dots_have_their_effects(count):
     texts = {label_to_text(line.runs): line for line in picture.lines}
     boxes = {box.name: box for box in picture.boxes}
     for name, effect in effects.items():
-        line, box = texts[label_to_text(text_to_label(effect))], boxes[name]
+        line, box = texts[effect], boxes[name]
         ranked = sorted(boxes.values(), key=lambda other: np.hypot(other.x - line.x, other.y - line.y))
         assert ranked[0] is box and box.title.endswith(effect) and line.size * picture.scale >= MIN_FONT_SIZE
     assert [entry.handle.border for entry in picture.legend if label_to_text(entry.text.runs) == "effect"] == ["dot"]

@@ -7,7 +7,7 @@ not drawn: an arrow shows that word i attends to word j of the state before with
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -243,7 +243,10 @@ def _position_states(
         for stack in words
         for slice_ in states[stack]
     }
-    pitch = 58.0 if is_upright else _column_pitch(states, labels.values(), density)
+    pitch = 58.0  # between slices
+    if not is_upright:
+        depth, label_width = max(map(len, states.values())), max(measure_label(x, STATE_SIZE) for x in labels.values())
+        pitch = max(min(max(400.0 / max(depth - 1, 1), 32.0), 110.0) * density.gap, label_width + 5.0, 18.0)
     across = 0.0
     offsets = _stack_offsets(states, edges)
     for stack, word_ids in words.items():
@@ -273,15 +276,6 @@ def _position_states(
             text(side, low + pitch * t, labels[stack, slice_], anchor, size=STATE_SIZE, colour="grey")
         across = (centers[-1] if centers else across) + (75.0 + 26.0 if is_upright else 40.0 + WORD_PITCH)
     return positions, texts
-
-
-def _column_pitch(
-    states: Mapping[str, Sequence[int]], labels: Iterable[tuple[TextRun, ...]], density: Density
-) -> float:
-    """The distance between the slices of a grid with words as rows."""
-    depth = max(map(len, states.values()))
-    label_width = max((measure_label(label, STATE_SIZE) for label in labels), default=0.0)
-    return max(min(max(400.0 / max(depth - 1, 1), 32.0), 110.0) * density.gap, label_width + 5.0, 18.0)
 
 
 def _column_offsets(widths: Sequence[float], density: Density) -> list[float]:

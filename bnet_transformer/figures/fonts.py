@@ -290,11 +290,6 @@ def label_to_text(label: Iterable[TextRun]) -> str:
     return "".join(marks.get(run.style, "") + run.text for run in label)
 
 
-def text_to_label(text: str) -> tuple[TextRun, ...]:
-    """Return plain text as a label."""
-    return (TextRun(text),)
-
-
 @contextmanager
 def measuring_font(font: str | None) -> Iterator[None]:
     """Measure labels for a font: a letter is at least as wide as in this font, if it is installed."""

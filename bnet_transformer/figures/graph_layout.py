@@ -17,14 +17,7 @@ from bnet_transformer._core.naming import WORD, join_name, join_stem
 from bnet_transformer.bridges.networkx import template_graph_to_networkx
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.figures.fonts import (
-    Density,
-    TextRun,
-    format_node_label,
-    format_token,
-    measure_label,
-    text_to_label,
-)
+from bnet_transformer.figures.fonts import Density, TextRun, format_node_label, format_token, measure_label
 from bnet_transformer.figures.grid_layout import MIN_ROW_GAP, Grid, GridItem, GridSpacing, WeightItem
 from bnet_transformer.figures.options import (
     FigureOptions,
@@ -100,9 +93,7 @@ def _contract_hidden(template_graph: TemplateGraph, visible: Collection[int]) ->
     return graph
 
 
-def minimize_crossings(
-    rows: Mapping[str, int], arrows: Sequence[tuple[str, str]], num_sweeps: int = 4
-) -> dict[str, int]:
+def minimize_crossings(rows: Mapping[str, int], arrows: Sequence[tuple[str, str]]) -> dict[str, int]:
     """The index of each node in its row, such that few arrows cross; ties keep the order of `rows`."""
     # Barycentre heuristic of Sugiyama, Tagawa and Toda (1981, "Methods for visual understanding of hierarchical system
     # structures"); the exact problem is NP-hard even for two rows (Garey and Johnson, 1983). Sweeps go down and up in
@@ -116,8 +107,7 @@ def minimize_crossings(
         neighbours[parent].append(child)
         neighbours[child].append(parent)
     positions = {name: k - (len(line) - 1) / 2 for line in ordered.values() for k, name in enumerate(line)}
-    for sweep in range(num_sweeps):
-        direction = 1 if sweep % 2 == 0 else -1
+    for direction in (1, -1, 1, -1):
         for row in sorted(ordered, reverse=direction < 0):
             means = {}
             for name in ordered[row]:
@@ -249,7 +239,7 @@ def _layout_first_net(network: Network, options: FigureOptions, parts: Sequence[
         picture = layout_template_graph(network, graph, density)
         last = [box for box in picture.boxes if box.name in part.last_groups]
         gap = max(FOLDED_ROW_GAP * density.row_gap, MIN_ROW_GAP) - 5.0  # without the outlines of a repeated node
-        dots = [TextLine(b.x, b.bounds[1] - gap / 2, text_to_label("⋮"), size=0.8 * gap, colour="grey") for b in last]
+        dots = [TextLine(b.x, b.bounds[1] - gap / 2, (TextRun("⋮"),), size=0.8 * gap, colour="grey") for b in last]
         return make_drawing(replace(picture, texts=(*picture.texts, *dots)), projected, title, captions)
 
     reductions = ["slices="] if options.slices is None and depth > 1 and not part.last_groups else []
@@ -374,7 +364,7 @@ def _plate_frames(
             unframed |= names
             continue
         frames.append(frame)
-        texts.append(TextLine(frame.x + 7.0, frame.y + frame.height - 7.0, text_to_label(name), "start", 8.0, "grey"))
+        texts.append(TextLine(frame.x + 7.0, frame.y + frame.height - 7.0, (TextRun(name),), "start", 8.0, "grey"))
     return frames, texts, unframed
 
 
@@ -479,7 +469,7 @@ def _slice_lines(
         top, bottom = min(b.bounds[1] for b in boxes), max(b.bounds[3] for b in boxes)
         frames.append(Frame(x, top, 0.0, bottom - top, "line"))
         text = f"{stack} slice {step}" if stack else f"slice {step}"
-        texts.append(TextLine(x + 6.0, (top + bottom) / 2, text_to_label(text), "start", 9.0, "grey"))
+        texts.append(TextLine(x + 6.0, (top + bottom) / 2, (TextRun(text),), "start", 9.0, "grey"))
     return frames, texts
 
 
@@ -500,7 +490,7 @@ def _box_frames(boxes: Sequence[NodeBox], box_names: Mapping[str, str]) -> tuple
             raise BNetError("boxes", expected="boxes of adjacent nodes", actual=received, hint=hint)
         frames.append(frame)
         position = frame.x + 7.0, frame.y + frame.height - 7.0
-        texts.append(TextLine(*position, text_to_label(format_token(name).replace("_", " ")), "start", 8.0, "accent"))
+        texts.append(TextLine(*position, (TextRun(format_token(name).replace("_", " ")),), "start", 8.0, "accent"))
     return frames, texts
 
 

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 import graphviz
 
 from bnet_transformer.errors import BNetError
-from bnet_transformer.figures.fonts import POINTS_PER_INCH, TextRun, escape_invisible, text_to_label
+from bnet_transformer.figures.fonts import POINTS_PER_INCH, TextRun, escape_invisible
 from bnet_transformer.figures.picture import (
     FADED_OPACITY,
     LABEL_SIZE,
@@ -91,7 +91,7 @@ def _render_box(box: NodeBox, colours: Mapping[str, str]) -> str:
     """The attributes of a node."""
     line, alpha = border_colour(box), FADED_OPACITY if box.is_faded else 1.0
     return _format_attributes(
-        _render_label(box.label or text_to_label(box.title or box.name)),
+        _render_label(box.label or (TextRun(box.title or box.name),)),
         fillcolor="" if box.fill == "paper" else _with_alpha(colours[box.fill], alpha),
         style="rounded,filled,dashed" if box.is_dashed else "",
         color="" if line == "ink" and alpha == 1 else _with_alpha(colours[line], alpha),

@@ -215,6 +215,7 @@ class Grid:
             for item in cell:
                 self.boxes[item.box.name] = replace(item.box, x=left + item.box.width / 2)
                 left += item.box.width + self.spacing.box_gap
+        self.left_edge = min((box.bounds[0] for box in self.boxes.values()), default=0.0)
 
     def _cell_width(self, cell: Sequence[GridItem]) -> float:
         """The width of the boxes of a cell with the gaps between them."""
@@ -246,7 +247,10 @@ class Grid:
         """Set the positions of the weights, left of the other boxes."""
         if not self.weights:
             return
-        edge = self._left_edge
+        # Each weight that feeds a row other than the one below it has a lane.
+        sources = {arrow.source for arrow in self.arrows if self._is_remote(arrow)}
+        self.remote_weights = {name: k for k, name in enumerate(sorted(sources))}
+        edge = self.left_edge
         if not self.remote_weights and all(weight.depth == 1 for weight in self.weights):  # no arrow passes other rows
             rows = {row for weight in self.weights for row in (weight.row - 1, weight.row)}
             items = [item for item in self.items if item.row in rows]
@@ -277,17 +281,6 @@ class Grid:
         return weight is not None and child is not None and (child.row != weight.row or weight.depth > 1)
 
     # routes
-
-    @cached_property
-    def remote_weights(self) -> dict[str, int]:
-        """The number of the lane of each weight that feeds a row other than the one below it."""
-        sources = {arrow.source for arrow in self.arrows if self._is_remote(arrow)}
-        return {name: k for k, name in enumerate(sorted(sources))}
-
-    @cached_property
-    def _left_edge(self) -> float:
-        """The left end of the boxes, weights excluded."""
-        return min((self.boxes[name].bounds[0] for name in self.items_by_name), default=0.0)
 
     @cached_property
     def _port_points(self) -> dict[int, Point]:
@@ -365,7 +358,7 @@ class Grid:
         if not self._is_remote(arrow):
             return rounded_polyline([out, (end[0], source.y), end])
         lane_idx = self.remote_weights[arrow.source]
-        lane = self._left_edge - 8.0 - 5.0 * lane_idx
+        lane = self.left_edge - 8.0 - 5.0 * lane_idx
         y = end[1] - 9.0 - 3.0 * (lane_idx % 3)
         return rounded_polyline([out, (lane, source.y), (lane, y), (end[0], y), end])
 

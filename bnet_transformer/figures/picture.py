@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import networkx as nx
 
 from bnet_transformer._core.checks import check_choice
-from bnet_transformer.figures.fonts import TextRun, fill_lines, label_to_text, measure_label, text_to_label
+from bnet_transformer.figures.fonts import TextRun, fill_lines, label_to_text, measure_label
 
 Point = tuple[float, float]
 Bounds = tuple[float, float, float, float]  # left, top, right, bottom
@@ -425,7 +425,7 @@ def _label_dot(box: NodeBox, occupied: Sequence[Bounds], points: Sequence[Point]
     """Return the mark of a dot as text at the side with the fewest points of arrows; None if no side has space."""
     across, along = box.width / 2 + 2.0, box.height / 2 + DOT_MARK_SIZE / 2 + 0.5
     sides = [(dx, dy, anchor) for dx, anchor in ((across, "start"), (-across, "end")) for dy in (0.0, -along, along)]
-    label, colour = text_to_label(box.mark), border_colour(box)
+    label, colour = (TextRun(box.mark),), border_colour(box)
     candidates = []
     for dx, dy, anchor in sides:
         line = TextLine(box.x + dx, box.y + dy, label, anchor, DOT_MARK_SIZE, colour)
@@ -494,9 +494,9 @@ class Drawing:
 
     def min_text_width(self, heading: str) -> float:
         """The width of the longest part that has no line break: a word, or an entry of the legend."""
-        widths = [measure_label(text_to_label(word), CAPTION_SIZE) for word in self.full_caption.split()]
-        widths += [measure_label(text_to_label(word), HEADING_SIZE) for word in heading.split()]
-        widths += [measure_label(text_to_label(text), CAPTION_SIZE) + SAMPLE_WIDTH for _, text in self.signs]
+        widths = [measure_label((TextRun(word),), CAPTION_SIZE) for word in self.full_caption.split()]
+        widths += [measure_label((TextRun(word),), HEADING_SIZE) for word in heading.split()]
+        widths += [measure_label((TextRun(text),), CAPTION_SIZE) + SAMPLE_WIDTH for _, text in self.signs]
         return max(widths, default=0.0)
 
 
@@ -511,7 +511,7 @@ def add_texts(drawing: Drawing, heading: str = "", text_width: float | None = No
     width = text_width
     if width is None:
         lengths = [
-            measure_label(text_to_label(text), size)
+            measure_label((TextRun(text),), size)
             for text, size in ((drawing.full_caption, CAPTION_SIZE), (heading, HEADING_SIZE))
         ]
         width = max(right - left, min(MIN_TEXT_WIDTH, max(lengths)), drawing.min_text_width(heading))
@@ -519,12 +519,12 @@ def add_texts(drawing: Drawing, heading: str = "", text_width: float | None = No
     entries, y = _layout_legend(drawing.signs, left, width, bottom + 24.0)
     lines = _wrap_text(drawing.full_caption, width, CAPTION_SIZE)
     texts = [
-        TextLine(left + width / 2, y + 13.0 * k, text_to_label(text), size=CAPTION_SIZE, colour="grey")
+        TextLine(left + width / 2, y + 13.0 * k, (TextRun(text),), size=CAPTION_SIZE, colour="grey")
         for k, text in enumerate(lines)
     ]
     for k, text in enumerate(reversed(_wrap_text(heading, width, HEADING_SIZE))):
         y = top - 16.0 - 1.4 * HEADING_SIZE * k
-        texts.append(TextLine(left + width / 2, y, text_to_label(text), size=HEADING_SIZE))
+        texts.append(TextLine(left + width / 2, y, (TextRun(text),), size=HEADING_SIZE))
     titles: dict[str, Any] = {"title": heading or drawing.title, "heading": heading, "caption": drawing.full_caption}
     return replace(picture, texts=(*picture.texts, *texts), legend=tuple(entries), **titles)
 
@@ -541,7 +541,7 @@ def add_marks(picture: Picture) -> Picture:
     for box in labelled:
         left, top, _, _ = box.bounds
         if box.border != "dot":
-            texts.append(TextLine(left + 1.0, top - 6.5, text_to_label(box.mark), "start", 7.5, border_colour(box)))
+            texts.append(TextLine(left + 1.0, top - 6.5, (TextRun(box.mark),), "start", 7.5, border_colour(box)))
         elif has_dots and (line := _label_dot(box, occupied, points)) is not None:
             occupied.append(line.bounds)
             texts.append(line)
@@ -555,7 +555,7 @@ def _layout_legend(
     if not signs:
         return [], y
     widths = [
-        (sample, text, SAMPLE_WIDTH + measure_label(text_to_label(text), CAPTION_SIZE) + 14.0) for sample, text in signs
+        (sample, text, SAMPLE_WIDTH + measure_label((TextRun(text),), CAPTION_SIZE) + 14.0) for sample, text in signs
     ]
     width = max_width + 14.0  # the gap after the last entry of a row is not drawn
     rows = _wrap_entries(widths, width)
@@ -565,7 +565,7 @@ def _layout_legend(
     for row in _wrap_entries(widths, width):
         x = left + (max_width - sum(entry_width for *_, entry_width in row) + 14.0) / 2
         for sample, text, entry_width in row:
-            text_line = TextLine(x + SAMPLE_WIDTH, y, text_to_label(text), "start", CAPTION_SIZE)
+            text_line = TextLine(x + SAMPLE_WIDTH, y, (TextRun(text),), "start", CAPTION_SIZE)
             offset = -2.5 if isinstance(sample, NodeBox) and sample.num_stacked else 0.0
             entries.append(LegendEntry(translate(sample, x + 12.0 + offset, y), text_line))
             x += entry_width
@@ -599,4 +599,4 @@ def _wrap_text(text: str, max_width: float, size: float) -> list[str]:
 
 def _break_lines(text: str, max_width: float, size: float) -> list[str]:
     """The lines of a text, as long as possible; a word that is wider than `max_width` is a line."""
-    return fill_lines(_WORD.findall(text), lambda line: measure_label(text_to_label(line), size) <= max_width)
+    return fill_lines(_WORD.findall(text), lambda line: measure_label((TextRun(line),), size) <= max_width)

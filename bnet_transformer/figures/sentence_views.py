@@ -349,20 +349,17 @@ def _attention_weights(
     has_attention = any(spec.has_word_attention for spec in state.network.specs)
     if not has_attention or (options.attention is False and not is_required):
         return None, ""
-    if not is_required and (count := _count_open_states(state)) > MAX_OPEN_STATES:
-        states = f"the latent choices have {format_count(count)} joint states"
-        return None, f"P(j | i) is not drawn: {states} (use attention=True)"
+    if not is_required:
+        count = 1  # joint states of the discrete nodes with children that are neither observed nor set by do
+        for spec in state.network.specs:
+            if spec.tpm.kind == "discrete" and state.network.graph.out_edges[spec.group.index]:
+                for node in state.ground.select_nodes(spec.group).tolist():
+                    is_open = node not in state.model.do and node not in state.evidence
+                    count *= state.model.count_states(node) if is_open else 1
+        if count > MAX_OPEN_STATES:
+            states = f"the latent choices have {format_count(count)} joint states"
+            return None, f"P(j | i) is not drawn: {states} (use attention=True)"
     return arrow_weights(state.query(), state.evaluator, selection), ""
-
-
-def _count_open_states(state: SentenceState) -> int:
-    """The number of joint states of the discrete nodes with children that are neither observed nor set by do."""
-    ground, count = state.ground, 1
-    for spec in state.network.specs:
-        if spec.tpm.kind == "discrete" and ground.template.out_edges[spec.group.index]:
-            for node in ground.select_nodes(spec.group).tolist():
-                count *= 1 if node in state.model.do or node in state.evidence else state.model.count_states(node)
-    return count
 
 
 def _assign_boxes(

@@ -18,7 +18,6 @@ import tempfile
 import unicodedata
 import warnings
 import zlib
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -31,7 +30,6 @@ from bnet_transformer.figures.fonts import (
     GENERIC_FONTS,
     PRINT_DPI,
     SCRIPT_SCALE,
-    TextRun,
     escape_invisible,
     has_non_latin,
     label_to_text,
@@ -107,11 +105,16 @@ def to_svg(picture: Picture, *, is_print: bool = False) -> str:
     """
     width, height = picture.width, picture.height
     style = SvgStyle(picture.theme, is_print, picture.font)
+    if picture.scale is None:  # a small screen may reduce the picture
+        scale = min(1.0, MAX_SHOWN_WIDTH / width) if width else 1.0
+        size = f'width="{_fmt(width * scale)}" height="{_fmt(height * scale)}" style="max-width:100%;height:auto"'
+    else:
+        size = f'width="{width * picture.scale:.6g}pt" height="{height * picture.scale:.6g}pt"'
     legend = ", ".join(label_to_text(entry.text.runs) for entry in picture.legend)
     counts = f"{len(picture.boxes)} nodes and {len(picture.arrows)} arrows"
     description = ". ".join(filter(None, (counts, legend and f"Legend: {legend}", picture.caption)))
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {_format_size(picture)} '
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} '
         f'viewBox="0 0 {_fmt(width)} {_fmt(height)}" role="img" font-family={quoteattr(style.sans)}>',
         f"<title>{escape(picture.title)}</title>",
         f"<desc>{escape(description)}</desc>",
@@ -154,15 +157,6 @@ class SvgStyle:
             self.stroke = {name: f'{attribute} class="s-{name}"' for name, attribute in self.stroke.items()}
             rules = "".join(f".f-{n}{{fill:{c}}}.s-{n}{{stroke:{c}}}" for n, c in get_palette("dark").items())
             self.sheet = f"<style>@media (prefers-color-scheme: dark){{{rules}}}</style>"
-
-
-def _format_size(picture: Picture) -> str:
-    """The attributes of the size of a picture: its physical size, or pixels that a small screen may reduce."""
-    if picture.scale is not None:
-        return f'width="{picture.width * picture.scale:.6g}pt" height="{picture.height * picture.scale:.6g}pt"'
-    scale = min(1.0, MAX_SHOWN_WIDTH / picture.width) if picture.width else 1.0
-    size = f'width="{_fmt(picture.width * scale)}" height="{_fmt(picture.height * scale)}"'
-    return f'{size} style="max-width:100%;height:auto"'
 
 
 @lru_cache(maxsize=2**14)  # a figure repeats a few coordinates many times
@@ -239,27 +233,22 @@ def _render_text(line: TextLine, style: SvgStyle) -> str:
         middle = line.x - measure_label(label, size) / 2 + measure_label(label[:word], size)
         before = replace(line, x=middle, runs=label[:word], anchor="end", title="")
         return _render_text(before, style) + _render_text(replace(before, runs=label[word:], anchor="start"), style)
+    spans, offset = "", 0.0
+    for run in label:
+        # `dy` is relative in SVG, so the text after a subscript or superscript is moved back.
+        target = {"sub": 0.26 * size, "sup": -0.36 * size}.get(run.style, 0.0)
+        attrs = f' dy="{_fmt(target - offset)}"' if target != offset else ""
+        offset = target
+        if run.style in ("sub", "sup"):
+            attrs += f' font-size="{_fmt(size * SCRIPT_SCALE)}"'
+        elif run.style in ("math", "name"):
+            attrs += f" font-family={quoteattr(style.serif)}" + (' font-style="italic"' if run.style == "math" else "")
+        elif run.style == "token":
+            attrs += ' style="unicode-bidi:isolate"'
+        spans += f"<tspan{attrs}>{escape(run.text)}</tspan>"
     title = f"<title>{escape(line.title)}</title>" if line.title else ""
     attrs = f'x="{_fmt(line.x)}" y="{_fmt(line.y + 0.34 * size)}" text-anchor="{line.anchor}" font-size="{_fmt(size)}"'
-    spans = "".join(_render_spans(label, size, style.serif))
     return f'<text {attrs}{style.fill[line.colour]} xml:space="preserve">{title}{spans}</text>'
-
-
-def _render_spans(label: tuple[TextRun, ...], size: float, serif: str) -> Iterator[str]:
-    """Yield runs as spans. `dy` is relative in SVG, so the text after a subscript or superscript is moved back."""
-    offset = 0.0
-    for run in label:
-        target = {"sub": 0.26 * size, "sup": -0.36 * size}.get(run.style, 0.0)
-        shift = f' dy="{_fmt(target - offset)}"' if target != offset else ""
-        offset = target
-        attrs = ""
-        if run.style in ("sub", "sup"):
-            attrs = f' font-size="{_fmt(size * SCRIPT_SCALE)}"'
-        elif run.style in ("math", "name"):
-            attrs = f" font-family={quoteattr(serif)}" + (' font-style="italic"' if run.style == "math" else "")
-        elif run.style == "token":
-            attrs = ' style="unicode-bidi:isolate"'
-        yield f"<tspan{shift}{attrs}>{escape(run.text)}</tspan>"
 
 
 # PNG and PDF

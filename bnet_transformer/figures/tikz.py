@@ -93,35 +93,24 @@ LATEX_ACCENTS = {
 def to_tikz(picture: Picture, equations: str = "") -> str:
     """The picture as a LaTeX document, with the LaTeX of `equations` below it."""
     colours = get_palette("light" if picture.theme == "auto" else picture.theme)
-    parts = [PREAMBLE + PAGE_SETUP, *_render_page_size(picture), *_render_font(picture.font)]
+    parts = [PREAMBLE + PAGE_SETUP]
+    if picture.scale is not None:  # a page on which the figure fits, and the sizes of scripts in SVG
+        width, height = picture.width * picture.scale, picture.height * picture.scale
+        if width > MAX_WIDTH or height > MAX_HEIGHT:
+            paper = f"paperwidth={max(width, MAX_WIDTH) + 60:.2f}bp,paperheight={max(height, MAX_HEIGHT) + 120:.2f}bp"
+            parts.append(rf"\usepackage[{paper},margin=30bp]{{geometry}}")
+        for size in (LABEL_SIZE, STATE_SIZE):  # by default, TeX has smaller scripts, which are below the minimum size
+            script = SCRIPT_SCALE * size
+            parts.append(rf"\DeclareMathSizes{{{size:g}}}{{{size:g}}}{{{script:g}}}{{{script:g}}}")
+    if picture.font is not None:  # pdflatex has no fonts of the system and uses its own
+        name = escape_tex(picture.font)
+        named_font = rf"\ifPDFTeX\else\IfFontExistsTF{{{name}}}{{\setmainfont{{{name}}}\setsansfont{{{name}}}}}{{}}\fi"
+        parts.append(GENERIC_FAMILIES.get(picture.font, named_font))
     parts += [rf"\definecolor{{bnet{name}}}{{HTML}}{{{value[1:].upper()}}}" for name, value in colours.items()]
     parts += [r"\begin{document}", *render_tikzpicture(picture)]
     if equations:
         parts += [r"\bigskip", equations]
     return "\n".join([*parts, r"\end{document}"]) + "\n"
-
-
-def _render_page_size(picture: Picture) -> Iterator[str]:
-    """The lines for a figure with a physical width: a page on which it fits, and the sizes of scripts in SVG."""
-    if picture.scale is None:
-        return
-    width, height = picture.width * picture.scale, picture.height * picture.scale
-    if width > MAX_WIDTH or height > MAX_HEIGHT:
-        paper = f"paperwidth={max(width, MAX_WIDTH) + 60:.2f}bp,paperheight={max(height, MAX_HEIGHT) + 120:.2f}bp"
-        yield rf"\usepackage[{paper},margin=30bp]{{geometry}}"
-    for size in (LABEL_SIZE, STATE_SIZE):  # by default, TeX has smaller scripts, which are below the minimum size
-        yield rf"\DeclareMathSizes{{{size:g}}}{{{size:g}}}{{{SCRIPT_SCALE * size:g}}}{{{SCRIPT_SCALE * size:g}}}"
-
-
-def _render_font(font: str | None) -> Iterator[str]:
-    """The lines that select a font; pdflatex has no fonts of the system and uses its own."""
-    if font is None:
-        return
-    if font in GENERIC_FAMILIES:
-        yield GENERIC_FAMILIES[font]
-    else:
-        name = escape_tex(font)
-        yield rf"\ifPDFTeX\else\IfFontExistsTF{{{name}}}{{\setmainfont{{{name}}}\setsansfont{{{name}}}}}{{}}\fi"
 
 
 def render_tikzpicture(picture: Picture) -> Iterator[str]:

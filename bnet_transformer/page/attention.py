@@ -144,12 +144,8 @@ def _describe_posterior_inclusion(network: Network, inclusion: Inclusion) -> dic
             hint = "Compute it for this net with bt.inclusion(s.net, sentences)"
             expected = f"the inclusion of heads of this net: {name} with {heads} heads"
             raise BNetError("inclusion", expected=expected, actual=actual, hint=hint)
-    tables = {
-        "probabilities": inclusion.mean,
-        "low": inclusion.low,
-        "high": inclusion.high,
-        "log_bayes": inclusion.log_bayes,
-    }
+    fields = {"probabilities": "mean", "low": "low", "high": "high", "log_bayes": "log_bayes"}
+    tables = {name: to_numpy(getattr(inclusion, field).double()).round(6) for name, field in fields.items()}
     s = "s" * (inclusion.sentences != 1)
     sigma = "" if inclusion.sigma is None else f", sigma {inclusion.sigma:.3g}"
     line = f"; line: {inclusion.interval:.0%} interval" if inclusion.has_interval.any() else ", without intervals"
@@ -157,16 +153,8 @@ def _describe_posterior_inclusion(network: Network, inclusion: Inclusion) -> dic
         "title": "Share of sentences that include a head",
         "note": f"Posterior mean of rho over {inclusion.sentences:,} sentence{s}{line}. {inclusion.likelihood}{sigma}.",
         "rows": list(inclusion.slices),
-        **{name: _replace_nan(to_numpy(values.double()).round(6)) for name, values in tables.items()},
+        **{name: np.where(np.isnan(table), np.array(None), table).tolist() for name, table in tables.items()},
     }
-
-
-def _replace_nan(values: NDArray[np.float64]) -> list[Any]:
-    """Return an array as lists, with None for NaN."""
-    objects = values.astype(object)
-    objects[np.isnan(values)] = None
-    result: list[Any] = objects.tolist()
-    return result
 
 
 def _describe_inclusion_table(network: Network, inclusion: object) -> dict[str, Any]:

@@ -211,10 +211,9 @@ def describe_sentence(
     model, network, ground = state.model, state.network, state.ground
     selection = state.selection(slices=options.slices, heads=options.heads)
     heads = selection.plates.get("head")
-    _check_word_count(state)
     head_list = None if heads is None else [int(head) for head in heads]
     specs = get_attention_specs(network, selection.slices)
-    _check_size(model, specs, None if heads is None else len(heads))
+    _check_size(state, specs, None if heads is None else len(heads))
     prepare_attention(state, specs)
     results = [compute_page_attention(state, spec, head_list) for spec in specs]
     attentions = [result for result in results if isinstance(result, PageAttention)]
@@ -270,18 +269,15 @@ def _format_title(state: SentenceState) -> str:
     return " | ".join(" ".join(words) for words in state.tokens.values())[:300] or state.network.declaration.name
 
 
-def _check_word_count(state: SentenceState) -> None:
-    """Raise an error if the sentence has too many words for a page."""
+def _check_size(state: SentenceState, specs: Sequence[NodeSpec], num_heads: int | None) -> None:
+    """Raise an error for more words or attention than a page can have; it suggests slices and heads that fit."""
     for stack, words in state.tokens.items():
         if len(words) > MAX_WORDS:
             actual = f"{len(words)} words" + (f" in the stack {stack}" if stack else "")
             expected = f"a sentence of at most {MAX_WORDS} words"
             hint = "Use a shorter sentence, or draw('x.svg', words=...) to draw some of its words"
             raise BudgetError("page", expected=expected, actual=actual, hint=hint)
-
-
-def _check_size(model: GroundModel, specs: Sequence[NodeSpec], num_heads: int | None) -> None:
-    """Raise an error if the attention is too large for a page; the error suggests slices and heads that fit."""
+    model = state.model
     plate_sizes = {**model.network.graph.plate_sizes, **({} if num_heads is None else {"head": num_heads})}
     sizes = [
         int(compute_read_mask(model, spec).sum()) * math.prod(plate_sizes[plate] for plate in spec.group.plates)

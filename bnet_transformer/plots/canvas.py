@@ -402,10 +402,10 @@ def _labels_overlap(axis: Any, side: int, gap: float) -> bool:
     return any(first[1] + gap > second[0] for first, second in itertools.pairwise(ends))
 
 
-def wrap_axis_labels(ax: Axes, max_width: float, max_height: float | None = None) -> None:
-    """Wrap the label of the x axis to a width, and that of the y axis to a height, in points."""
+def wrap_axis_labels(ax: Axes, max_width: float) -> None:
+    """Wrap the label of the x axis to a width in points, and that of the y axis to the height of the axes."""
     _wrap(ax.xaxis.label, max_width)
-    _wrap(ax.yaxis.label, max_height if max_height is not None else max(40.0, measure_axes(ax)[1]))
+    _wrap(ax.yaxis.label, max(40.0, measure_axes(ax)[1]))
 
 
 def _wrap(label: Text, points: float, max_lines: int = MAX_LABEL_LINES) -> None:

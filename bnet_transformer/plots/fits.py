@@ -288,13 +288,17 @@ def plot_model_comparison(result: ModelComparison, canvas: Canvas) -> None:
     accent, second, grey = (canvas.colours[name] for name in ("accent", "second", "grey"))
     ax.axhline(density[best], color=grey, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     shown = [k for k in order if is_in_range[k]]
+    spread = np.nan_to_num(error[shown])
     if is_by_heads:
         ax.plot(x[shown], density[shown], color=accent, linewidth=0.9, alpha=0.5, zorder=2)
     bars: Any = {"fmt": "o", "color": accent, "markersize": 4.5, "elinewidth": 1.1, "capsize": 2.5, "zorder": 3}
-    ax.errorbar(x[shown], density[shown], yerr=np.nan_to_num(error[shown]), **bars, label="paired standard error")
+    ax.errorbar(x[shown], density[shown], yerr=spread, **bars, label="paired standard error")
     ring: Any = {"markersize": 10, "markerfacecolor": "none", "markeredgecolor": second, "markeredgewidth": 1.3}
     ax.plot(x[choice], density[choice], "o", **ring, zorder=4, linestyle="none", label="choice")
-    low, high = _frame_densities(ax, density[shown], error[shown], result.tie, has_triangles=len(shown) < len(order))
+    low, high = float((density[shown] - spread).min()), float((density[shown] + spread).max())
+    margin = max(0.12 * (high - low), result.tie)
+    low, high = low - (2.2 if len(shown) < len(order) else 1) * margin, high + margin
+    ax.set_ylim(low, high)
     for k in order:
         if not is_in_range[k]:
             ax.plot(x[k], low + 0.05 * (high - low), "v", color=accent, markersize=4.5, markerfacecolor="none")
@@ -323,17 +327,6 @@ def _find_fits_in_range(gain: FloatArray, error: FloatArray, tie: float) -> Bool
         if np.isfinite(gain[k]):
             is_in_range[k], extent = True, max(extent, float(np.nan_to_num(error[k]) - gain[k]))
     return is_in_range
-
-
-def _frame_densities(
-    ax: Axes, density: FloatArray, error: FloatArray, tie: float, *, has_triangles: bool
-) -> tuple[float, float]:
-    """Set the limits of the y axis around densities and their errors; return them."""
-    low, high = float((density - np.nan_to_num(error)).min()), float((density + np.nan_to_num(error)).max())
-    margin = max(0.12 * (high - low), tie)
-    low, high = low - (2.2 if has_triangles else 1) * margin, high + margin
-    ax.set_ylim(low, high)
-    return low, high
 
 
 def plot_check(result: Check, canvas: Canvas) -> None:

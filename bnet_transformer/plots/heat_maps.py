@@ -102,11 +102,8 @@ class HeatMapData:
 
     def scale(self, unit: float) -> HeatMapData:
         """The same data with all numbers multiplied by a factor."""
-        if unit == 1:
-            return self
-        names = ("values", "low", "high", "error")
-        scaled = {name: getattr(self, name) * unit for name in names if getattr(self, name) is not None}
-        return replace(self, **scaled)
+        arrays = {name: getattr(self, name) for name in ("values", "low", "high", "error")}
+        return replace(self, **{name: array * unit for name, array in arrays.items() if array is not None})
 
 
 def draw_heat_map(

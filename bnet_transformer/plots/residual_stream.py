@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -268,9 +268,8 @@ def _draw_grid(result: Lens, canvas: Canvas, rows: list[int], columns: list[int]
     column_labels = tuple(result.words[i] for i in columns)
     longest = canvas.limit_label_length(MAX_LABEL_LENGTH)
     left, below = tick_label_width(row_labels), tick_label_width(column_labels, longest)
-    label_width = (
-        max(text_width(format_token(text.strip(), 12), SMALL_FONT_SIZE) for line in texts for text in line) / 72
-    )
+    widths = (text_width(format_token(text.strip(), 12), SMALL_FONT_SIZE) for text in itertools.chain(*texts))
+    label_width = max(widths) / 72
     width = min(canvas.page_width - left - 1.0, max(1.6, (label_width + 0.12) * len(columns)))
     height = min(MAX_GRID_HEIGHT, max(1.0, 0.2 * len(rows)))
     ax = canvas.add_axes(width + left + 1.0, height + below + 0.75)
@@ -287,25 +286,17 @@ def _draw_grid(result: Lens, canvas: Canvas, rows: list[int], columns: list[int]
         size = canvas.panel_size(ax, (width, height))
         cell = size[0] / len(columns), size[1] / len(rows)
         if cell[0] >= MIN_TEXT_WIDTH and cell[1] >= MIN_TEXT_HEIGHT:
-            _write_words(canvas, ax, image, values, texts, cell)
+            font_size, points = min(SMALL_FONT_SIZE, 0.78 * 72 * cell[1]), (72 * cell[0] - 3) / canvas.font_scale
+            style: Any = {"fontsize": font_size, "ha": "center", "va": "center_baseline"}
+            shortened = {text: _shorten(text.strip() or text, font_size, points) for text in itertools.chain(*texts)}
+            for (row, column), value in np.ndenumerate(values):
+                colour = canvas.contrasting_colour(image.cmap(image.norm(value)))
+                canvas.add_text(ax, column, row, shortened[texts[row][column]], color=colour, **style)
         else:
             canvas.add_note("The words do not fit into the cells; select some by slices= and words=.")
 
     canvas.draw_when_sized(fill_cells)
     canvas.add_colour_bar(image, COLOURS[colour], [ax])
-
-
-def _write_words(
-    canvas: Canvas, ax: Axes, image: Any, values: FloatArray, texts: list[list[str]], cell: tuple[float, float]
-) -> None:
-    """Write the words into the cells, shortened to their width, in a colour with contrast."""
-    size = min(SMALL_FONT_SIZE, 0.78 * 72 * cell[1])
-    points = (72 * cell[0] - 3) / canvas.font_scale
-    shortened = {text: _shorten(text.strip() or text, size, points) for line in texts for text in line}
-    for (row, column), value in np.ndenumerate(values):
-        style: Any = {"fontsize": size, "ha": "center", "va": "center_baseline"}
-        colour = canvas.contrasting_colour(image.cmap(image.norm(value)))
-        canvas.add_text(ax, column, row, shortened[texts[row][column]], color=colour, **style)
 
 
 def _shorten(text: str, size: float, points: float) -> str:

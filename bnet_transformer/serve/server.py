@@ -472,7 +472,8 @@ def create_app(
 
     @asynccontextmanager
     async def run_lifespan(_: Starlette) -> AsyncIterator[None]:
-        api.load_default()
+        # The first page does not wait for the default model.
+        api.source.load(next(iter(models))).add_done_callback(_log_load_error)
         yield
         api.queue.close()
 
@@ -506,10 +507,6 @@ class _Api:
             "patch": lambda *arguments: ("application/json", to_json(compute_patch(*arguments)).encode()),
             "file": lambda *arguments: ("text/html; charset=utf-8", render_file(*arguments)),
         }
-
-    def load_default(self) -> None:
-        """Start to load the default model, so that the first page does not wait for it."""
-        self.source.load(next(iter(self.source.models))).add_done_callback(_log_load_error)
 
     async def list_models(self, _: Request) -> Response:
         """The names of the models, which of them are loaded, and the limits that the page shows."""
