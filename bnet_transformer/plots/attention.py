@@ -567,9 +567,9 @@ def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
         to_float_array("rho", tensor.flatten()[order])
         for tensor in (result.low, result.mean, result.high, result.log_bayes, result.error)
     )
-    height = max(1.0, 0.19 * len(names))
-    ax = canvas.add_axes(min(canvas.page_width, 4.6 + tick_label_width(names)), height + 0.8)
-    _, height = canvas.panel_size(ax, (0.0, height))
+    planned_height = max(1.0, 0.19 * len(names))
+    ax = canvas.add_axes(min(canvas.page_width, 4.6 + tick_label_width(names)), planned_height + 0.8)
+    _, height = canvas.panel_size(ax, (0.0, planned_height))
     y = np.arange(len(names))
     colour = canvas.colours["accent"]
     ax.axvline(0.5, color=canvas.colours["grey"], linewidth=0.8, linestyle=(0, (4, 3)), label="prior mean")
@@ -581,11 +581,9 @@ def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
         style: Any = {"ha": "left", "va": "center_baseline", "fontsize": 6.5, "clip_on": False}
         canvas.add_text(ax, 1.04, y[k], f"{format_short(log[k])}{error_text}", color=canvas.colours["grey"], **style)
     ax.set_xlim(0.0, 1.02)
-    ax.set_ylim(len(names) - 0.4, -0.6)
-    canvas.set_tick_labels(ax, "y", names, height)
+    canvas.label_rows(ax, names, planned_height)
     interval = f" with {result.interval:.0%} interval" if result.has_interval.any() else ""
     canvas.set_axis_labels(ax, f"rho{interval}; right: log Bayes factor")
-    ax.tick_params(axis="y", length=0)
     ax.grid(axis="x", color=canvas.colours["line"], linewidth=0.5)
     ax.set_axisbelow(True)
     canvas.add_note("Dashed line: prior mean of rho.")

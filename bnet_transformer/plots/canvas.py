@@ -991,6 +991,12 @@ class Canvas:
         span = tick_positions[-1] - tick_positions[0] + 1 if tick_positions else 1
         self.show_tick_labels(ticks, 72 * inches / span)
 
+    def label_rows(self, ax: Axes, labels: Sequence[object], inches: float, max_length: int = MAX_LABEL_LENGTH) -> None:
+        """Label the rows of a panel from top to bottom, without tick marks; `inches` is its height in a new figure."""
+        ax.set_ylim(len(labels) - 0.4, -0.6)
+        ax.tick_params(axis="y", length=0)
+        self.set_tick_labels(ax, "y", labels, self.panel_size(ax, (0.0, inches))[1], max_length)
+
     def show_tick_labels(self, ticks: TickLabels, unit: float) -> None:
         """Show as many labels as do not overlap, where a unit of the axis is `unit` points long."""
         texts, tick_positions = ticks.texts, ticks.positions

@@ -144,10 +144,7 @@ def plot_result_comparison(result: ResultComparison, canvas: Canvas, *, top: int
     face = [colour if sure else canvas.colours["paper"] for sure in is_sure]
     ax.scatter(difference, rows, s=16, c=face, edgecolors=colour, linewidths=1.0, zorder=3)
     ax.axvline(0, color=canvas.colours["grey"], linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
-    ax.set_ylim(len(order) - 0.4, -0.6)
-    ax.tick_params(axis="y", length=0)
-    _, panel_height = canvas.panel_size(ax, (0.0, height))
-    canvas.set_tick_labels(ax, "y", labels, panel_height, 40)
+    canvas.label_rows(ax, labels, height, 40)
     canvas.set_axis_labels(ax, f"{result.measure}, first − second")
     first, second = result.examples
     count = f"{first} paired sentence{'s' * (first != 1)}" if result.paired else f"{first} and {second} sentences"

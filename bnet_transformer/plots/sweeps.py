@@ -182,10 +182,7 @@ def _draw_edges(
         if mask.any():
             style: Any = {"color": canvas.colours[colour], "label": name, "linewidth": 0, "zorder": 2}
             ax.barh(np.flatnonzero(mask), numbers[mask].astype(float), 0.74, **style)
-    ax.set_ylim(len(labels) - 0.4, -0.6)
-    ax.tick_params(axis="y", length=0)
-    _, panel_height = canvas.panel_size(ax, (0.0, height))
-    canvas.set_tick_labels(ax, "y", labels.tolist(), panel_height, 40)
+    canvas.label_rows(ax, labels.tolist(), height, 40)
     canvas.set_axis_labels(ax, value_label, "edge")
     canvas.add_legend(ax, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=2)
 
