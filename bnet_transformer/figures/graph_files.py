@@ -102,8 +102,8 @@ def to_graphml(graph: nx.Graph, picture: Picture | None = None) -> str:
         boxes = {box.name: box for box in picture.boxes}
         # Gephi takes position, size and colour from attributes; on its white page, nodes are not white.
         colours = {name: _rgb(palette[_disc_colour(boxes[name], graph.nodes[name])]) for name, _ in nodes}
-        places = {name: {"x": box.x, "y": -box.y, "size": box.height} for name, box in boxes.items()}
-        nodes = [(name, data | places[name] | colours[name]) for name, data in nodes]
+        positions = {name: {"x": box.x, "y": -box.y, "size": box.height} for name, box in boxes.items()}
+        nodes = [(name, data | positions[name] | colours[name]) for name, data in nodes]
         edges = [
             (source, target, data | _rgb(palette[arrow.colour]))
             for (source, target, data), arrow in zip(edges, picture.arrows, strict=True)

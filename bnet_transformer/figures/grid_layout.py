@@ -195,10 +195,13 @@ class Grid:
 
     def _layout_columns(self) -> None:
         """Set the horizontal positions of boxes and columns."""
-        widths: dict[int, float] = defaultdict(float)
-        for (_, column), cell in self.cells.items():
+        gap, widths = self.spacing.box_gap, dict[int, float]()
+        cell_widths = {
+            key: sum(item.box.width for item in cell) + gap * (len(cell) - 1) for key, cell in self.cells.items()
+        }
+        for (_, column), width in cell_widths.items():
             if column is not None:
-                widths[column] = max(widths[column], self._cell_width(cell))
+                widths[column] = max(widths.get(column, 0.0), width)
         x = 0.0
         for column in sorted(widths):
             self.columns[column] = (x, x + widths[column])
@@ -209,17 +212,13 @@ class Grid:
                 + (LANE_WIDTH * lanes + self.spacing.lane_gap / 1.5 if lanes else 0.0)
             )
         right = max((end for _, end in self.columns.values()), default=0.0)
-        for (_, column), cell in self.cells.items():
+        for (row, column), cell in self.cells.items():
             low, high = self.columns[column] if column is not None else (0.0, right)
-            left = (low + high) / 2 - self._cell_width(cell) / 2
+            left = (low + high) / 2 - cell_widths[row, column] / 2
             for item in cell:
                 self.boxes[item.box.name] = replace(item.box, x=left + item.box.width / 2)
-                left += item.box.width + self.spacing.box_gap
+                left += item.box.width + gap
         self.left_edge = min((box.bounds[0] for box in self.boxes.values()), default=0.0)
-
-    def _cell_width(self, cell: Sequence[GridItem]) -> float:
-        """The width of the boxes of a cell with the gaps between them."""
-        return sum(item.box.width for item in cell) + self.spacing.box_gap * (len(cell) - 1)
 
     def _layout_rows(self) -> None:
         """Set the vertical positions of boxes and rows."""

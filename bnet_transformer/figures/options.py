@@ -131,15 +131,11 @@ class FigureOptions:
         if self.detail is not None:
             self.check_view(self.detail)
 
-    @property
-    def non_default(self) -> list[str]:
-        """The names of the options, `detail` excluded, that differ from their defaults."""
-        pairs = [(option.name, getattr(self, option.name), option.default) for option in fields(self)]
-        return [n for n, value, usual in pairs if n != "detail" and (type(value) is not type(usual) or value != usual)]
-
     def unused(self, view: str) -> list[str]:
-        """Return the options that were given and that a view does not use."""
-        return [name for name in self.non_default if name not in VIEW_OPTIONS[view]]
+        """Return the options, `detail` excluded, that differ from their defaults and that a view does not use."""
+        pairs = [(option.name, getattr(self, option.name), option.default) for option in fields(self)]
+        given = [n for n, value, usual in pairs if type(value) is not type(usual) or value != usual]
+        return [name for name in given if name not in ("detail", *VIEW_OPTIONS[view])]
 
     def check_view(self, view: str) -> None:
         """Raise an error if an option is given that a view does not use."""

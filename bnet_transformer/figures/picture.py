@@ -589,14 +589,16 @@ _WORD = re.compile(r"\S*P\(j \| i\)\S*|\S+")  # of a text that is wrapped; a pro
 
 
 def _wrap_text(text: str, max_width: float, size: float) -> list[str]:
-    """The lines of a text of at most `max_width`, of about one length."""
-    lines = _break_lines(text, max_width, size)
-    width = max_width
-    while len(lines) > 1 and width > 60.0 and len(shorter := _break_lines(text, width * 0.97, size)) == len(lines):
-        width, lines = width * 0.97, shorter
+    """The lines of a text of at most `max_width`, of about one length; a word that is wider is a line."""
+    words, width = _WORD.findall(text), max_width
+
+    def fits(line: str) -> bool:
+        return measure_label((TextRun(line),), size) <= width
+
+    lines = fill_lines(words, fits)
+    while len(lines) > 1 and width > 60.0:
+        width *= 0.97
+        if len(shorter := fill_lines(words, fits)) != len(lines):
+            break
+        lines = shorter
     return lines
-
-
-def _break_lines(text: str, max_width: float, size: float) -> list[str]:
-    """The lines of a text, as long as possible; a word that is wider than `max_width` is a line."""
-    return fill_lines(_WORD.findall(text), lambda line: measure_label((TextRun(line),), size) <= max_width)

@@ -194,7 +194,8 @@ def _suggest_options(state: SentenceState, options: FigureOptions, view: str) ->
     """Return as text the options with which a view draws all highlighted nodes; an empty string if there are none."""
     defaults: dict[str, Any] = {option.name: option.default for option in fields(FigureOptions)}
     unused = options.unused(view)
-    parts = [name for name in FILTER_OPTIONS if name in options.non_default and name not in unused]
+    given = [name for name in FILTER_OPTIONS if getattr(options, name) is not defaults[name]]
+    parts = [name for name in given if name not in unused]
     for dropped in (unused, [*unused, *parts]):
         reduced = replace(options, detail=None, **{name: defaults[name] for name in dropped})
         if not _omitted_highlights(state, reduced, view):
