@@ -687,7 +687,8 @@ class EdgeRunner(CircuitRuns):
 
     def trace(self, retained: Tensor) -> CircuitParts:
         """The edges on a path from a writer that differs to the metric, and the arrows from readers to writers."""
-        table, structure, connected = self.structure.edges, self.structure, self.find_connected(retained) & retained
+        table, structure = self.structure.edges, self.structure
+        connected = (self.find_connected(retained) & retained).numpy()
         reached = {
             (w, v)
             for w, writer in enumerate(structure.writer_groups)
@@ -699,7 +700,7 @@ class EdgeRunner(CircuitRuns):
         needed = {
             (int(w), int(v)) for w, v in zip(table.writers[connected], table.writer_units[connected], strict=True)
         }
-        for k in np.flatnonzero(connected.numpy()).tolist():  # readers are in topological order
+        for k in np.flatnonzero(connected).tolist():  # readers are in topological order
             r, w = int(table.readers[k]), int(table.writers[k])
             u, v = int(table.reader_units[k]), int(table.writer_units[k])
             if (w, v) not in reached:

@@ -746,7 +746,7 @@ def run_cells(
                 values[torch.from_numpy(chunk)] = evaluate_metric(metric, outcomes)
                 bar.update(len(chunk))
     is_stationary = torch.zeros(len(base), dtype=torch.bool)
-    return CellOutcomes(values.reshape(*cells.shape, -1), source, base, is_stationary)
+    return CellOutcomes(values.reshape(*cells.shape, len(base)), source, base, is_stationary)
 
 
 def evaluate_base_runs(batches: Sequence[ExampleBatch], metric: Metric) -> tuple[Tensor | None, Tensor]:

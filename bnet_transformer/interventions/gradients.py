@@ -133,8 +133,8 @@ def _iter_runs(batch: ExampleBatch, point: Point) -> Iterator[tuple[BaseRun, Pat
     for base_run in batch.iter_base_runs():
         run = base_run.run
         overrides = None
-        if point.writer is not None:
-            overrides = _override_writer(base_run, point)
+        if point.writer is not None:  # a writer without a difference has its value of the base run
+            overrides = _override_writer(base_run, point) if point.writer in base_run.differences else None
         elif point.fraction is not None and base_run.difference:
             overrides = base_run.difference.interpolate(point.fraction)
         if overrides is not None:
