@@ -147,3 +147,36 @@ def test_pairs_of_several_stacks_are_a_sentence_and_its_observations():
     assert torch.equal(roles[0], roles[1]) and torch.equal(roles[0], roles[2])
     with pytest.raises(bt.BNetError, match="dec_y"):
         bt.fit(net, [(x[0], ["d", "e"])], progress=False)
+
+
+def test_evidence_of_a_batch_without_a_row_for_each_sentence_is_that_of_all_sentences():
+    net = bt.bayesuvius(4, heads=2, observe=Categorical(3))
+    x, y = torch.randn(3, 3, 4), torch.tensor([0, 1, 2])
+    seen = torch.tensor([True, False, True])
+    rows = [Batch({"": x}, None, {"y": Evidence(value, mask)}) for value, mask in ((y, seen), (y[None], seen[None]))]
+    full = Batch({"": x}, None, {"y": Evidence(y.expand(3, 3), seen.expand(3, 3))})
+    for batch in rows:
+        assert read_batch(net.network, batch).equals(read_batch(net.network, full))
+        for size in (1, 2):
+            options = {"steps": 2, "batch": size, "progress": False}
+            assert bt.train(net, batch, **options).losses == bt.train(net, full, **options).losses
+
+
+def test_data_read_for_another_net_are_checked():
+    words = bt.decoder(4, heads=2, slices=1, vocabulary=["a", "b", "c"])
+    dataset = read_dataset(ExampleReader(infer_task(words.network)), torch.tensor([[2, 1], [1, 2]]), 2)
+    with pytest.raises(bt.BNetError):
+        bt.train(bt.bayesuvius(4, heads=2, observe=Categorical(3)), dataset, steps=1, progress=False)
+
+
+def test_a_loss_of_the_user_reads_any_targets():
+    net = bt.bayesuvius(4, heads=2, observe=Categorical(3))
+    targets = Batch({"": torch.randn(3, 3, 4)}, None, {"y": Evidence(torch.randn(3))})
+    trained = bt.train(
+        net,
+        targets,
+        steps=1,
+        progress=False,
+        loss=lambda module, batch: (module(batch.x).mean() - batch.evidence["y"].value.mean()) ** 2,
+    )
+    assert len(trained.losses) == 1

@@ -9,6 +9,7 @@ are not where they are not readable, within `torch.compile` or on the device met
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -344,7 +345,7 @@ def check_evidence(
         if observed is not None:
             shape = get_plate_sizes(network, spec, word_counts)
             shapes = [shape, (1, *shape), shape if rows is None else (batch, *shape)]
-            is_mask = isinstance(observed, Tensor) and observed.dtype == torch.bool
+            is_mask = is_dense(observed) and observed.dtype == torch.bool
             if not is_mask or tuple(observed.shape) not in shapes:
                 is_tensor = isinstance(observed, Tensor)
                 actual = f"{observed.dtype} of shape {tuple(observed.shape)}" if is_tensor else observed
@@ -357,22 +358,46 @@ def check_evidence(
     return checked
 
 
-def check_batch(network: Network, batch: Batch) -> None:
-    """Raise an error for sentences that a user has made as a batch; the rest of the library trusts its batches.
+def check_batch(network: Network, batch: Batch, *, has_loss: bool = False) -> Batch:
+    """Check sentences that a user has made as a batch; the rest of the library trusts its batches.
 
     Evidence whose name is not a group of the net is not checked, because a loss function of the user may read it.
 
     Args:
         network: The net.
-        batch: The sentences, with the floating type of the net.
+        batch: The sentences.
+        has_loss: Whether a loss function of the user reads the evidence, which may then be any tensor.
+
+    Returns:
+        The batch. Its masks and evidence have a row for each sentence, so that minibatches can select some of them.
     """
+    given, batch = batch, batch.cast_like(network)
     like = next(iter(network.parameters.values()), None)
     inputs = check_inputs(network, batch.x, batch.given, None, like)
     check_word_counts(network, inputs.word_counts)
     mask = check_mask(batch.mask, inputs.word_counts, inputs.batch)
     check_states(network, inputs.subjects, inputs.values, inputs.word_counts, mask)
+    masks = given.mask and {stack: _expand_batch(item, 2, len(given)) for stack, item in given.mask.items()}
+    if has_loss:
+        return replace(given, mask=masks)
     evidence = {name: item for name, item in batch.evidence.items() if name in network.graph.by_name}
-    check_evidence(network, evidence, inputs.values, inputs.word_counts, mask, like)
+    checked = check_evidence(network, evidence, inputs.values, inputs.word_counts, mask, like)
+    expanded = dict(given.evidence)
+    for index, item in checked.items():
+        name, scope = network.specs[index].group.name, network.specs[index].scope
+        value, observed = given.evidence[name].value, given.evidence[name].observed
+        if scope != "corpus":
+            value = _expand_batch(value, item.value.dim(), len(given))
+            if observed is not None and item.observed is not None:
+                observed = _expand_batch(observed, item.observed.dim(), len(given))
+            expanded[name] = Evidence(value, observed)
+    return replace(given, mask=masks, evidence=expanded)
+
+
+def _expand_batch(value: Tensor, dims: int, batch: int) -> Tensor:
+    """A value with a row for each sentence; it may have one row for all of them, or no batch dim."""
+    value = value if value.dim() == dims else value[None]
+    return value.expand(batch, *value.shape[1:])
 
 
 def is_allowed_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> bool:

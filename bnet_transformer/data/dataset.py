@@ -688,8 +688,7 @@ def read_batch(
     if isinstance(data, Dataset) and data.size is not None:
         data = data.take(torch.arange(data.size), mask_padding=mask_padding)
     if isinstance(data, Batch):
-        batch = (replace(data, evidence={}) if observed == "none" else data).cast_like(network)
-        check_batch(network, batch)
+        batch = check_batch(network, replace(data, evidence={}) if observed == "none" else data).cast_like(network)
         check_batch_mask(infer_task(network), batch)
         return batch
     task = infer_task(network)
@@ -771,6 +770,8 @@ def read_dataset(
     words: int | None = None,
     subject: str = "data",
     expected: str = DATA_FORMS,
+    *,
+    has_loss: bool = False,
 ) -> Dataset:
     """Read data of any form as examples, in minibatches by step.
 
@@ -783,6 +784,7 @@ def read_dataset(
         words: The number of words of a window of a stream.
         subject: The name of the data in messages.
         expected: The forms of data that messages list.
+        has_loss: Whether a loss function of the user reads the observations of batches that the user has made.
 
     Returns:
         The data set. Arrays are not copied. Of a file, only the examples of a step are read.
@@ -793,15 +795,18 @@ def read_dataset(
     """
     task = reader.task
     if isinstance(data, Dataset):
-        return replace(data, batch=batch, seed=seed)
+        dataset = replace(data, batch=batch, seed=seed)
+        if data.task.network is not task.network:  # it was read for another net
+            check_batch(task.network, dataset(0), has_loss=has_loss)
+        return dataset
     if isinstance(data, Batch):
-        check_batch(task.network, data.cast_like(task.network))
-        return Dataset(task, len(data), None, batch, seed, full_batch=data)
+        checked = check_batch(task.network, data, has_loss=has_loss)
+        return Dataset(task, len(data), None, batch, seed, full_batch=checked)
     if callable(data):
         make = cast(Callable[[int], object], data)
 
         def fresh(step: int) -> Batch:
-            dataset = read_dataset(reader, make(step), words=words, subject=subject)
+            dataset = read_dataset(reader, make(step), words=words, subject=subject, has_loss=has_loss)
             if dataset.size is None:
                 raise BNetError(subject, expected=DATA_FORMS, actual="a function that returns a function")
             return dataset.take(torch.arange(dataset.size))

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -725,8 +726,8 @@ def train(
         raise BNetError("loss", expected="a function loss(module, batch)", actual=loss)
     check_has_words(network, "train", "bt.fit")
     reader = ExampleReader(infer_trainable_task(network) if loss is None else infer_task(network), start, stop)
-    dataset = read_dataset(reader, data, batch, seed, words)
-    validation = None if held_out is None else read_dataset(reader, held_out, batch, seed, words, "held_out")
+    read = partial(read_dataset, reader, batch=batch, seed=seed, words=words, has_loss=loss is not None)
+    dataset, validation = read(data), None if held_out is None else read(held_out, subject="held_out")
     total = _count_steps(steps, epochs, dataset)
     validation_batches = [] if validation is None else validation.in_order()
     patience = early_stopping.patience
