@@ -332,7 +332,14 @@ class Batch:
         return replace(first, evidence=hidden)
 
     def get_present(self, spec: NodeSpec) -> Tensor | None:
-        """The words that are present in the stack of a node group, `[sentence, word]`; None if all words are."""
+        """Find the words that are present in the stack of a node group.
+
+        Args:
+            spec: The spec of the node group.
+
+        Returns:
+            Booleans `[sentence, word]`; None if all words are present.
+        """
         stack = spec.group.word_stack
         return None if stack is None or self.mask is None else self.mask.get(stack)
 
