@@ -153,7 +153,9 @@ def test_evidence_of_a_batch_without_a_row_for_each_sentence_is_that_of_all_sent
     net = bt.bayesuvius(4, heads=2, observe=Categorical(3))
     x, y = torch.randn(3, 3, 4), torch.tensor([0, 1, 2])
     present = torch.tensor([True, False, True])
-    rows = [Batch({"": x}, None, {"y": Evidence(value, mask)}) for value, mask in ((y, present), (y[None], present[None]))]
+    rows = [
+        Batch({"": x}, None, {"y": Evidence(value, mask)}) for value, mask in ((y, present), (y[None], present[None]))
+    ]
     full = Batch({"": x}, None, {"y": Evidence(y.expand(3, 3), present.expand(3, 3))})
     for batch in rows:
         assert read_batch(net.network, batch).equals(read_batch(net.network, full))
