@@ -97,7 +97,7 @@ docs: $(DOCS)
 	@echo "== docs: the links of the pages as plain Markdown"
 	@$(BIN)/python docs/scripts/check_links.py
 	@echo "== docs: the site, into build/docs; a warning is an error"
-	@rm -rf build/docs
+	@rm -rf build/docs docs/api/generated
 	@$(SPHINX) -b html -W --keep-going . build/docs
 	@echo "== docs: the links of the site"
 	@$(BIN)/python docs/scripts/check_site.py
