@@ -299,9 +299,9 @@ def pack_statements(statements: Sequence[str], column_width: float = PAGE_WIDTH 
 #
 # A role with a one-letter part uses that letter, with the other parts as subscripts (`W_q` is `W_q`, `cross_q` is
 # `q_{\mathrm{cross}}`); any other role is upright (`\mathrm{norm1}`). The matrix of all words has the capital letter.
-# It
-# is bold if the capital letter has another meaning, and another letter if a different role uses it. `describe_notation`
-# writes the definitions below the equations: the ranges of indices, and the layout of words in matrices.
+# It is bold if the capital letter has another meaning, and another letter if a different role uses it.
+# `describe_notation` writes the definitions below the equations: the ranges of indices, and the layout of words in
+# matrices.
 
 
 Letter = tuple[str, tuple[str, ...]]

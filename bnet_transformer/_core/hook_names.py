@@ -1,6 +1,6 @@
 """The hooks of TransformerLens by role of node, for nets that normalise after a residual sum, and before it.
 
-`pretrained.name_mapping` maps names by these tables in both directions, and `unknown_node_error` of the template graph
+`pretrained.names` maps names by these tables in both directions, and `unknown_node_error` of the template graph
 names the node in the error for a name such as `blocks.0.hook_resid_pre`.
 """
 

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 # Python values as JSON data that restores them: tuples, lists, mappings, and floats that are not finite.
 #
 # A tuple is a JSON list. A list, a mapping and a float that is not finite are `{"list": ...}`, `{"dict": ...}` and
-# `{"float": ...}`. A token of a vocabulary is `{"token": [raw, decoded, text]}`. The caller encodes and
-# decodes all other objects.
+# `{"float": ...}`. A token of a vocabulary is `{"token": [raw, decoded, text]}`. The caller encodes and decodes all
+# other objects.
 
 
 Encoder = Callable[[object, str], Any]  # JSON data of an object, and where it is, for messages
@@ -120,8 +120,7 @@ def from_json_data(data: object, location: str, decode_object: Decoder) -> Any:
 # The values of a file against the annotations of the dataclass that they become.
 #
 # The annotations are the schema of a file: they are checked once, when the file is read, so that no reading of the
-# object
-# fails later with an error of Python.
+# object fails later with an error of Python.
 
 
 MAX_INT_AS_FLOAT = 2**53  # up to this, each integer is a float64

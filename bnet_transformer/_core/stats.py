@@ -26,15 +26,11 @@ from bnet_transformer.errors import BNetError
 # Permutation tests and bootstrap intervals of the difference of two ratios of means, by cell.
 #
 # With *paired* sentences (two models or checkpoints on the same sentences) the null hypothesis is that both results of
-# a
-# sentence have the same joint distribution when they are exchanged: a resample exchanges the results of random
-# sentences,
-# which for a mean is a random sign of each difference. With *unpaired* sentences (two data sets) it is that all
-# sentences
-# have one distribution: a resample divides them at random. The statistic is studentised, so that it stays valid to
-# first
-# order if only the means are equal (Chung and Romano 2013), and so that cells have one scale: the adjusted p of a cell
-# compares it with the maximum over all cells (max-T, Westfall and Young 1993).
+# a sentence have the same joint distribution when they are exchanged: a resample exchanges the results of random
+# sentences, which for a mean is a random sign of each difference. With *unpaired* sentences (two data sets) it is that
+# all sentences have one distribution: a resample divides them at random. The statistic is studentised, so that it stays
+# valid to first order if only the means are equal (Chung and Romano 2013), and so that cells have one scale: the
+# adjusted p of a cell compares it with the maximum over all cells (max-T, Westfall and Young 1993).
 
 
 MAX_CHUNK_NUMEL = 2**22  # numbers of resampled tables at once
@@ -214,7 +210,7 @@ def bootstrap_interval(effects: FloatArray, confidence: float, draws: int, seed:
 # --------------------------------------------------------------------------------------------------------------------
 # The comparison of two results of one kind: differences by cell, with intervals and permutation p values.
 #
-# The estimate of a cell is a mean over sentences, or a ratio of two means; `resampling` has its tests and intervals.
+# The estimate of a cell is a mean over sentences, or a ratio of two means, with the tests and intervals above.
 
 
 MIN_INTERVAL_COUNT = 10  # with fewer sentences the intervals are too narrow (docs/results.md)

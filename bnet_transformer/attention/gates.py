@@ -25,9 +25,9 @@ from bnet_transformer.reference import ATOL
 # Runs of sentences with gated heads: the sites where heads are summed, the likelihood of a run, batches of runs.
 #
 # A site is a group of heads that a later node sums, `a = sum_nu W_o^nu a^nu`. The likelihood is that of the
-# observations,
-# or a Normal around the output of the full net. A batch has many gate settings of one slice, or one setting for each
-# sentence. For many settings of one slice, all values that do not depend on its heads are computed once per sentence.
+# observations, or a Normal around the output of the full net. A batch has many gate settings of one slice, or one
+# setting for each sentence. For many settings of one slice, all values that do not depend on its heads are computed
+# once per sentence.
 
 
 MEMORY_BUDGET = 2**29  # bytes of the activations of a run
@@ -793,11 +793,10 @@ def _relaxed_slopes(
 # The joint posterior of the gates of all slices, by Gibbs sampling with the exact likelihood.
 #
 # Several chains sample the shares rho and the gates of each sentence in all slices. A step of a gate runs every
-# sentence
-# with this gate flipped, samples rho with the gate summed out, then the gate. If heads have large effects, such chains
-# stay in one of several modes of a sentence. So the gate settings of a sentence that occur while the likelihood is
-# tempered are stored with their likelihoods, and each later sweep samples the gates again among these. This needs no
-# run.
+# sentence with this gate flipped, samples rho with the gate summed out, then the gate. If heads have large effects,
+# such chains stay in one of several modes of a sentence. So the gate settings of a sentence that occur while the
+# likelihood is tempered are stored with their likelihoods, and each later sweep samples the gates again among these.
+# This needs no run.
 
 
 MAX_RHAT = 1.1  # above it, the chains of a head disagree: neither its interval nor the error of its mean is given

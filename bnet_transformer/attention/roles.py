@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 # words counts. `other` is the relation of all other pairs, so each pair has exactly one relation.
 #
 # If heads are a plate, a head is an index of the plate. If a selector chooses one of the heads, a head is a state of
-# the
-# selector, and attention is averaged over the prior of all other choices (atoms, selectors of earlier slices).
+# the selector, and attention is averaged over the prior of all other choices (atoms, selectors of earlier slices).
 
 
 RelationCodes = NDArray[np.int64]
@@ -403,9 +402,8 @@ def _check_table(value: object, pair: QueryKeyTokens, subject: str) -> BoolTable
 #     theta = E[y]      y_1, ..., y_N ~ F      F ~ DP(alpha, ..., alpha at the corners of the simplex)
 #
 # `y_s` is the mean attention of sentence s: the share of `P(j | i)` by relation, averaged over its words i. The prior
-# of
-# the distribution F of these shares is a Dirichlet process with weight alpha at each corner of the simplex, where all
-# attention has one relation.
+# of the distribution F of these shares is a Dirichlet process with weight alpha at each corner of the simplex, where
+# all attention has one relation.
 
 
 @dataclass(frozen=True)

@@ -301,8 +301,8 @@ def to_pyro_distribution(subject: str, distribution: Distribution) -> Any:
 # The distribution of random groups that depend on each other at neighbouring words, as one Pyro site for each group.
 #
 # Given all values, the log probabilities of the words are those of their TPMs, so they are computed at once. Samples
-# are
-# drawn word by word: the state of a word is drawn from its TPM, given the states of the words before it (or after it).
+# are drawn word by word: the state of a word is drawn from its TPM, given the states of the words before it (or after
+# it).
 
 
 class ComponentSampler:

@@ -27,7 +27,7 @@ from bnet_transformer.tpm import Given
 # --------------------------------------------------------------------------------------------------------------------
 # Encode the words of one stack (text, lists of words, ids, vectors or images) as tensors.
 #
-# If the net has a tokenizer, `_core.tokenizer` splits text first.
+# If the net has a tokenizer, `_core.tokens.Tokenizer` splits text first.
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`save` and `load`: a net as one safetensors file. It is checked when it is written, and not trusted when it is read.
 
-The declaration is JSON, as in `_core.json_values`. A dataclass is `{"class": name, field: value, ...}`, where name is
+The declaration is JSON, as in `_core.results`. A dataclass is `{"class": name, field: value, ...}`, where name is
 `Class` for classes of this package and `module:Class` for others.
 """
 

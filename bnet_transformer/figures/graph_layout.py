@@ -1,6 +1,6 @@
 """Layout of the ground graph (words are columns, slices are rows) and of the folded (template) graph.
 
-The rows of nodes come from `row_order`, their positions and the routes of arrows from `grid_layout`.
+The rows of nodes have few crossings; their positions and the routes of arrows from `grid_layout`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A picture: boxes, arrows, frames and texts with their positions in points, and their style, legend and caption.
 
 y increases downwards. The route of an arrow is a chain of cubic Bézier curves. A `Picture` is independent of file
-formats and architectures, and the writers (`svg`, `dot`, `tikz`) use nothing else.
+formats and architectures, and the writers (`svg`, `graphviz`, `tikz`) use nothing else.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Li
 # (k and v of attention). Other groups that depend on the words are computed only for the new word; groups that do not
 # depend on them are computed once.
 #
-# Why it is exact: in a causal net no value of an earlier word depends on a later word, so cached values never change.
-# A step computes the groups of one word from cached values in O(n) for attention; a full pass takes O(n^2).
+# Why it is exact: in a causal net no value of an earlier word depends on a later word, so cached values never change. A
+# step computes the groups of one word from cached values in O(n) for attention; a full pass takes O(n^2).
 
 
 @dataclass
@@ -400,10 +400,10 @@ def _log_softmax(logits: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------------
 # Draw the states of latent choices during decoding: first those of the prompt, then those of each new word.
 #
-# The choices of the prompt are drawn from their joint posterior given its words, one node after another:
-# `P(c_1 | words) P(c_2 | c_1, words) ...`. The choices of a new word are drawn given the words and the choices so far:
-# no word depends on them yet, so they have the distribution of their TPM, and one run computes it.
-# The words are drawn given the choices. So words and choices have the joint distribution of the net, given the prompt.
+# The choices of the prompt are drawn from their joint posterior given its words, one node after another: `P(c_1 |
+# words) P(c_2 | c_1, words) ...`. The choices of a new word are drawn given the words and the choices so far: no word
+# depends on them yet, so they have the distribution of their TPM, and one run computes it. The words are drawn given
+# the choices. So words and choices have the joint distribution of the net, given the prompt.
 
 
 @dataclass

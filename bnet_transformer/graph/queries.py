@@ -38,8 +38,7 @@ if TYPE_CHECKING:
 # The nodes of a name: one node, or a family, which is an array of nodes along the indices that the name leaves open.
 #
 # All functions that take names of nodes find them here, so that a name or a pattern has one meaning everywhere. The
-# rule
-# is in `_core.naming`, and on the page "Declare an architecture".
+# rule is in `_core.naming`, and on the page "Declare an architecture".
 
 
 @dataclass(frozen=True)

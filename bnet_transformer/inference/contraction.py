@@ -583,13 +583,11 @@ def _split_ranks(merges: Sequence[_Merge], ranks: Indices, position: tuple[Indic
 #     exp(u_0[c_0]) prod_{i > 0} exp(p_i[c_(i-1), c_i] + u_i[c_i]),
 #
 # with a vector `u_i` (`unary`) for each position and a matrix `p_i` (`pair`) for each position but the first. The
-# forward
-# message `alpha_i[b]` is the log of the sum over all states up to i with `c_i = b`; the backward message `beta_i[a]` is
-# that over all states after i, given `c_i = a` (Rabiner 1989, "A tutorial on hidden Markov models").
+# forward message `alpha_i[b]` is the log of the sum over all states up to i with `c_i = b`; the backward message
+# `beta_i[a]` is that over all states after i, given `c_i = a` (Rabiner 1989, "A tutorial on hidden Markov models").
 #
 # All sums are log-sum-exp. Rescaled products of probabilities are not enough: if the likelihood of one position favours
-# a
-# state by 800 nats, and later positions favour another state by 2,000 nats, then the decisive state has underflowed.
+# a state by 800 nats, and later positions favour another state by 2,000 nats, then the decisive state has underflowed.
 
 
 # The loop takes n steps, the tree O(log n). On a CPU the tree is faster while the matrices of one position have few

@@ -49,8 +49,7 @@ from bnet_transformer.tpm.random import squared_distance
 #     sum_i |t_i - sum_j P_ij v_j|^2 = |t|^2 - 2 <P, t v^T> + <P^T P, v v^T>
 #
 # On the right, the choices of P (of q and k) and the choices of v are combined only in a product of Gram matrices. With
-# M
-# atoms for each of q, k and v, the right-hand side takes M^2 attentions and M^3 inner products of n^2 numbers; the
+# M atoms for each of q, k and v, the right-hand side takes M^2 attentions and M^3 inner products of n^2 numbers; the
 # left-hand side takes M^3 products of n^2 d numbers.
 
 
@@ -301,7 +300,7 @@ def request_factors(
         request: The sentences and their interventions; this function sets the groups that are computed.
         atol: The tolerance of evidence on groups that are functions of their parents.
         budget: The maximum number of joint states of the choices on which one value depends.
-        defer: Whether the likelihood of a readout may be computed without its mean (`deferred_readout`).
+        defer: Whether the likelihood of a readout may be computed without its mean (`deferred_log_likelihood`).
 
     Raises:
         StructureError: Elimination does not apply.

@@ -166,8 +166,7 @@ def _explain_missing_edges(incoming: object) -> str:
 # The circuit search: remove edges one by one as long as the metric changes little (ACDC, Conmy et al. 2023).
 #
 # Groups of edges are visited from the outcomes back to the inputs. The edges of one group are tested in increasing
-# order
-# of their single effects. The search depends only on `CircuitRuns`: the names of edges, and the metric of masks.
+# order of their single effects. The search depends only on `CircuitRuns`: the names of edges, and the metric of masks.
 
 
 INITIAL_BATCH_SIZE = 4  # tests in the first batch; doubled after each batch that was predicted correctly

@@ -113,9 +113,8 @@ def join_edge_cells(parts: Sequence[EdgeCells]) -> EdgeCells | None:
 # --------------------------------------------------------------------------------------------------------------------
 # Cells of a sweep: groups of nodes, rows of attention, arrows or paths that are patched together.
 #
-# A cell has a name, and a position along each axis of the result. `role_cells` and `arrow_cells` build the cells of
-# roles
-# and of arrows and paths; `parse_cells` parses `at` and `over`.
+# A cell has a name, and a position along each axis of the result. `build_role_cells` and `build_arrow_cells` build the
+# cells of roles and of arrows and paths; `parse_cells` parses `at` and `over`.
 
 
 READ = "read"

@@ -164,11 +164,10 @@ def _draw_sets(edges: Tensor, size: int, count: int, draws: int, generator: np.r
 # The JSON of MIB's circuit track (Mueller et al. 2025): edges from a writer to a reader, with scores.
 #
 # The format is that of `Graph.to_json` of the package EAP-IG: `{"cfg": ..., "nodes": {name: {"in_graph": bool}},
-# "edges":
-# {"a0.h1->m2": {"score": float, "in_graph": bool}}}`. Its writers are `input`, `a{slice}.h{head}` and `m{slice}`; its
-# readers are `a{slice}.h{head}<q>` (also `<k>` and `<v>`), `m{slice}` and `logits`. The names follow from the kinds of
-# writers and the channels of readers, so the roles of a net may have any names. Edges are per query head in the format;
-# with `ungroup`, the keys and values of grouped heads are written for each head that reads them.
+# "edges": {"a0.h1->m2": {"score": float, "in_graph": bool}}}`. Its writers are `input`, `a{slice}.h{head}` and
+# `m{slice}`; its readers are `a{slice}.h{head}<q>` (also `<k>` and `<v>`), `m{slice}` and `logits`. The names follow
+# from the kinds of writers and the channels of readers, so the roles of a net may have any names. Edges are per query
+# head in the format; with `ungroup`, the keys and values of grouped heads are written for each head that reads them.
 #
 # The package builds its graph from `cfg` only: each head and step reads all writers of the slices before it, and a step
 # also reads the heads of its slice, unless `parallel_attn_mlp`. A net with other edges has no file.

@@ -175,8 +175,7 @@ def describe_node(
 # The candidate arrows of a circuit: those that transmit a difference between the two runs to an outcome.
 #
 # An arrow is active if its source can differ between the clean and the corrupt run. This is the case if the source is,
-# or
-# descends from, an input that differs or a node that `do` sets in one run only or to another value. Other arrows are
+# or descends from, an input that differs or a node that `do` sets in one run only or to another value. Other arrows are
 # idle.
 
 
@@ -412,9 +411,8 @@ def _name_edges(ground: GroundGraph, sources: IntArray, targets: IntArray, over:
 # Along a retained arrow a node uses the value of its parent in the run of the circuit; along any other arrow it uses
 # the value in the corrupt run. Values have the layout `[circuit, example, *plates, word, *shape]`; a mask `[circuit,
 # arrow]` marks the retained arrows into a node group. A node that reads all words can then read a different collection
-# in
-# each circuit and for each word, `[..., i, j, *shape]`. This tensor is avoided if all words use the same collection. It
-# is also avoided for an attention, which instead mixes the scores and the weighted values of the two runs.
+# in each circuit and for each word, `[..., i, j, *shape]`. This tensor is avoided if all words use the same collection.
+# It is also avoided for an attention, which instead mixes the scores and the weighted values of the two runs.
 
 
 @dataclass(frozen=True)

@@ -327,9 +327,8 @@ def _join(adjoint: Tensor, tangent: Tensor, run: PatchedRun, end: int, words: Bo
 #     a path u -> ... -> v:       <dm/dv, (dv/d... ... d.../du) (source u - base u)>
 #
 # where the derivatives along a path are those of its arrows only: all other parents have their values of the run. This
-# is
-# attribution patching (Nanda 2023): at the clean run with `direction="noise"`, as EAP defines it (Syed, Rager and Conmy
-# 2023), else at the corrupt run. With `steps`, the derivatives are averaged over runs between both (integrated
+# is attribution patching (Nanda 2023): at the clean run with `direction="noise"`, as EAP defines it (Syed, Rager and
+# Conmy 2023), else at the corrupt run. With `steps`, the derivatives are averaged over runs between both (integrated
 # gradients); the differences remain those of the base and the source run.
 
 
@@ -453,10 +452,10 @@ def _add_path_slopes(effects: Tensor, item: GradientRun, ends: Sequence[PathsToE
 # Edges that cannot transmit anything, by proof: the map from the writer to the reader is exactly zero.
 #
 # Where no norm lies between a writer and a reader, the map is linear and does not depend on the words: the product of
-# the
-# matrices on the way. It is computed for each basis vector of the writer. Exact zeros are structural: the writer writes
-# to entries of the state that the reader does not read. Spans with only zero in common do not suffice, as their product
-# is zero only up to rounding. Through a norm every entry of a state depends on all others, so that nothing is proven.
+# the matrices on the way. It is computed for each basis vector of the writer. Exact zeros are structural: the writer
+# writes to entries of the state that the reader does not read. Spans with only zero in common do not suffice, as their
+# product is zero only up to rounding. Through a norm every entry of a state depends on all others, so that nothing is
+# proven.
 
 
 def find_blocked_edges(run: PatchedRun, structure: EdgeStructure) -> BoolArray:

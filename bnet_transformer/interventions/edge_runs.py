@@ -252,10 +252,9 @@ def _add(total: Tensor | None, term: Tensor | None) -> Tensor | None:
 # Runs of circuits: a reader sees the writers of its retained edges in this run, and the others in the corrupt run.
 #
 # Groups are computed in topological order. What a reader sees is `corrupt + D`, with the deviation D from the corrupt
-# run (`reader_view`). Readers of one group that see different states (one for each head) are copies along the plates of
+# run (`ReaderView`). Readers of one group that see different states (one for each head) are copies along the plates of
 # the group, if no group between the sums of writers and the group has or joins these plates. Otherwise they are
-# separate
-# cells: a value is `[circuit * unit, example, *plates, word, *shape]`.
+# separate cells: a value is `[circuit * unit, example, *plates, word, *shape]`.
 
 
 Outcomes = dict[int, Tensor]

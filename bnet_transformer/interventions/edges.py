@@ -28,11 +28,9 @@ if TYPE_CHECKING:
 # The edges of a net, from its declaration: writers, readers, and the linear groups between them.
 #
 # A *writer* is a node (without its word) whose value enters a chain of sums, linear maps and norms: an embedding, the
-# mix
-# of a head, a feed-forward step. A *reader* is where such a chain ends: in a nonlinear slot of a node, or in the
-# readout.
-# An *edge* leads from a writer to a reader along all chains between them (Conmy et al. 2023). Which parents continue a
-# chain is declared by each TPM (`TPM.linear_parents`), so no architecture is a special case.
+# mix of a head, a feed-forward step. A *reader* is where such a chain ends: in a nonlinear slot of a node, or in the
+# readout. An *edge* leads from a writer to a reader along all chains between them (Conmy et al. 2023). Which parents
+# continue a chain is declared by each TPM (`TPM.linear_parents`), so no architecture is a special case.
 
 
 READOUT = "readout"

@@ -63,8 +63,7 @@ from bnet_transformer.reference import AttentionRow, GroundModel, find_open_choi
 #
 # The inputs are interpolated, not the nodes that cells set: the node groups with real values at which the difference
 # between the runs begins. These are inputs and nodes set by `do` with real values. Where an input is an index, such as
-# a
-# token, they are the first nodes with real values below it, such as the embedding of the token. All other nodes are
+# a token, they are the first nodes with real values below it, such as the embedding of the token. All other nodes are
 # computed from the interpolated ones.
 
 
@@ -192,8 +191,7 @@ def _compare_values(
 # Sequential evaluation of cells that cannot share a run: one sentence and one run at a time.
 #
 # Such cells change recurrent groups, or values on which latent choices depend. Outcomes are exact: the interventions of
-# a
-# cell are applied to each sentence, which is evaluated by the algorithms of single sentences.
+# a cell are applied to each sentence, which is evaluated by the algorithms of single sentences.
 
 
 def compute_outcomes(module: CompiledModule, model: GroundModel, nodes: Sequence[int]) -> list[Tensor]:
@@ -380,8 +378,7 @@ class SequentialSweep:
 # The engine of a sweep: the metric of all cells, in chunks that fit in memory.
 #
 # The *base* run is patched, and the *source* run provides the values: the corrupt and the clean run, or the reverse
-# with
-# `direction="noise"`. A cell that sets its nodes to their values in the base run is not run again.
+# with `direction="noise"`. A cell that sets its nodes to their values in the base run is not run again.
 
 
 Outcomes = dict[int, Tensor]
@@ -396,7 +393,7 @@ class SweepOptions:
         first_order: Whether effects are estimated from gradients and no cell is run.
         steps: The number of interpolated runs whose gradients are averaged; 0 for the gradient at the base run.
         is_noise: Whether corrupt values are patched into the clean run.
-        convention: The points at which gradients are averaged: those of `interpolation`, or of a package.
+        convention: The points at which gradients are averaged: those of integrated gradients, or of a package.
     """
 
     memory: int

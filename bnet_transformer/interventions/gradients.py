@@ -33,8 +33,7 @@ from bnet_transformer.tpm import TPM
 # Gradients of the metric at node groups, in the base run or in runs between the base and the source run.
 #
 # `iter_gradient_runs` is the common part of all first-order estimates: of nodes, of rows of attention, and of arrows
-# and
-# paths (`first_order`), and of edges (`edge_estimates`).
+# and paths (`estimate_cells`), and of edges (`add_edge_effects`).
 
 
 ROUNDING_STEPS = 32  # the rounding error of the sums of one node, in rounding steps

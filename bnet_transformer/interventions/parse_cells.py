@@ -129,8 +129,7 @@ def _add_word(name: str, word: int) -> str:
 #
 # `at` is a role ("x"), rows of attention ("j"), an arrow or a path of roles ("v -> a"), `"arrows"` for all arrows of
 # roles, a list of all these and of names, patterns and paths of names, or a mapping from the name of a cell to the
-# names
-# and patterns of its nodes. `over` names the axes along which cells are separate.
+# names and patterns of its nodes. `over` names the axes along which cells are separate.
 
 
 ALL_ARROWS = "arrows"

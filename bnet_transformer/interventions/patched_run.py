@@ -34,8 +34,7 @@ from bnet_transformer.tpm.base import broadcast_shapes
 # The updated values of a group have the layout `[example, *plates, row, *shape]`, as if the rows were the words of one
 # long sentence. A wordwise TPM, in which a word depends only on itself, computes only these rows. A TPM that uses other
 # words receives the full sentence of each cell, `[cell, example, *plates, word, *shape]`; values that no cell changes
-# are
-# shared.
+# are shared.
 
 
 PEAK_COPIES = 8  # the maximum number of copies of the largest value of a cell at once

@@ -148,7 +148,7 @@ def _is_value_dependent(model: GroundModel, node: int) -> bool:
 # Routing of cells: which cells of a sweep share one compiled run, and why others run one at a time.
 #
 # The decision is made before any value is computed. Cells share one compiled run, in which only the values that a cell
-# changes are computed again (`patched_run`). A cell has a separate run (`sequential`) if a rule below applies. The
+# changes are computed again (`patched_run`). A cell has a separate run (`engine`) if a rule below applies. The
 # reported reason is the first rule that applies.
 #
 # | obstacle | cells that run one at a time |

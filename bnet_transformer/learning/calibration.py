@@ -139,8 +139,7 @@ def simultaneous_band(count: int, error: float) -> tuple[FloatArray, FloatArray]
 # Quantities of a fit that do not depend on labels of heads or on the basis of keys, for each of many draws.
 #
 # Only such quantities are identified: permuting the heads, or changing the basis of the keys, changes parameters but
-# not
-# the density, so the rank of a true parameter among draws shows the labels and not the calibration.
+# not the density, so the rank of a true parameter among draws shows the labels and not the calibration.
 
 MAX_SORTED = 4  # sorted probabilities, norms or projections of one node
 PROJECTIONS = 2  # random projections of the prediction of a readout

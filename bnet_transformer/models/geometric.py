@@ -41,8 +41,7 @@ from bnet_transformer.tpm import (
 #       after them    linear lower (no bias), linear upper (bias)
 #
 # The Jacobian of a triangular step is unit triangular, so its determinant is 1. The determinant of attention in the
-# skew
-# form is 1 as well. The arbitrary form does not preserve volume: its matrix is orthogonal, but depends on Z. See
+# skew form is 1 as well. The arbitrary form does not preserve volume: its matrix is orthogonal, but depends on Z. See
 # docs/geometric.md.
 
 

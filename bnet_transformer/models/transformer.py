@@ -192,8 +192,7 @@ def decoder(
 #     cross_a_i = sum_j cross_v_j softmax_j(cross_q_i . cross_k_j / sqrt(d_k)),   j over the encoder's words
 #
 # The decoder's words are the outputs shifted right by one (`bt.models.shift_right`). `dec_y_i` is output i, which
-# depends
-# on the outputs before i and on all words of the encoder. Both embeddings and the readout share one table.
+# depends on the outputs before i and on all words of the encoder. Both embeddings and the readout share one table.
 
 
 DEFAULT_MASKS: dict[str, object] = {"enc": None, "dec": "causal", "cross": None}

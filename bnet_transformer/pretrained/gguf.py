@@ -174,9 +174,8 @@ def _build_template(
 # GGUF, the file format of llama.cpp: its metadata as a config, its tensors as the weights of a model family.
 #
 # A file contains one model: metadata by key (`llama.block_count`), tensors by name (`blk.0.attn_q.weight`), most of
-# them
-# quantised, and the tokenizer. The specification is `docs/gguf.md` of https://github.com/ggml-org/ggml. The package
-# `gguf` reads the file and dequantises its tensors, each when the loader reads it.
+# them quantised, and the tokenizer. The specification is `docs/gguf.md` of https://github.com/ggml-org/ggml. The
+# package `gguf` reads the file and dequantises its tensors, each when the loader reads it.
 
 
 MAGIC = b"GGUF"

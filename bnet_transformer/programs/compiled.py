@@ -65,10 +65,9 @@ if TYPE_CHECKING:
 # The residual stream of a compiled program: orthogonal directions for the values of variables, and the order of steps.
 #
 # Each value of a categorical variable has a direction, and a numeric variable has one direction, whose coordinate is
-# the
-# number (the bases of tracr, Lindner et al. 2023). A linear sequence map has no direction: its readers read those of
-# its
-# parents with its factors. Two more directions are constants: `one` at every word, and `BOS` at the word BOS only.
+# the number (the bases of tracr, Lindner et al. 2023). A linear sequence map has no direction: its readers read those
+# of its parents with its factors. Two more directions are constants: `one` at every word, and `BOS` at the word BOS
+# only.
 
 
 @dataclass(frozen=True)
@@ -181,10 +180,8 @@ def _find_bos_fault(program: Program) -> BNetError | None:
 #
 # A head scores a key by the number of conditions of the selector that it satisfies, times the sharpness s. With m
 # conditions, BOS has the score `(m - 1/2) s`, so that the head attends to BOS if no word satisfies all. The hidden
-# units
-# of a map of states are indicators of one state, or of one pair; those of a map of numbers are steps between two
-# numbers,
-# each the difference of two units (the maps of tracr, Lindner et al. 2023).
+# units of a map of states are indicators of one state, or of one pair; those of a map of numbers are steps between two
+# numbers, each the difference of two units (the maps of tracr, Lindner et al. 2023).
 
 
 Coordinates = Mapping[int, float]
@@ -655,16 +652,14 @@ def _readout_parameters(layout: Layout) -> dict[str, Tensor]:
 #
 # Writers, readers and edges are those of `net.edges()`. A writer adds to the residual stream: the embedding `embed`, a
 # head `a_slice_head`, or a feed-forward step `ffn_slice`; positions do not depend on the words, so they are no writer.
-# A
-# reader is the query, key or value of a head (`q_slice_head`), a feed-forward step, or the readout `y`. An edge is all
-# words together, and its name has no word: `"a_0_1 -> q_2_3"`.
+# A reader is the query, key or value of a head (`q_slice_head`), a feed-forward step, or the readout `y`. An edge is
+# all words together, and its name has no word: `"a_0_1 -> q_2_3"`.
 #
 # An edge is true *by effect* if in some pair of sentences a corruption of this edge only changes the output: the reader
 # is computed from the writers in the run of the first sentence, with this writer's output in the run of the second one,
 # and then the rest of the net runs with the reader at this value. An edge is true *by structure* if the reader uses a
 # variable that the writer writes. The two differ where a path has no influence, such as that of a copy which is read
-# only
-# where another one is missing.
+# only where another one is missing.
 
 
 Words = tuple[Value, ...]

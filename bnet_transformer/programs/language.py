@@ -19,10 +19,8 @@ from bnet_transformer.errors import BNetError
 # The variables of programs: s-ops, which give each word a value, and selectors, which give each word a set of words.
 #
 # Each class computes its values word by word, which is the reference semantics. A *missing* value is None: a
-# categorical
-# aggregate of no word, and what depends on it. Numeric s-ops are never missing: the mean of no word, and a numeric map
-# of
-# a missing value, are 0.
+# categorical aggregate of no word, and what depends on it. Numeric s-ops are never missing: the mean of no word, and a
+# numeric map of a missing value, are 0.
 
 
 Value = Any  # a token, a number, a boolean, or None for a missing value

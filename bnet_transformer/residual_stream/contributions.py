@@ -269,9 +269,7 @@ def _drop_zero_biases(writers: tuple[Writer, ...], parts: Tensor, writer_dim: in
 # Paths of two: what each writer adds to a readout through the values of each head.
 #
 # One pass back from the readout gives the adjoint of each head, and a short pass from the values of the head continues
-# to
-# the first sum. There it meets the parts of the writers, which one pass from the words computes for all heads
-# (`decomposition`).
+# to the first sum. There it meets the parts of the writers, which one pass from the words computes for all heads.
 
 
 VALUE_SLOT = 2  # of an Attention

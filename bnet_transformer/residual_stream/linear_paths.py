@@ -554,9 +554,8 @@ def _move_plates(run: LinearRun, spec: NodeSpec, part: Tensor) -> Tensor:
 # The values of node groups as sums of the parts of writers: one pass from the writers to some groups.
 #
 # Where many numbers depend on the same writers (the keys of all words, the values of all heads), this pass is much
-# faster
-# than one pass back from each number. A residual connection passes the parts on unchanged, so that only maps and norms
-# cost time.
+# faster than one pass back from each number. A residual connection passes the parts on unchanged, so that only maps and
+# norms cost time.
 
 
 @dataclass(frozen=True)

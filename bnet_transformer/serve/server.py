@@ -63,8 +63,7 @@ if TYPE_CHECKING:
 #
 # A job is cancelled when its client disconnects, or when its tab sends a newer request of the same kind. A waiting job
 # then never starts, and a running one stops at its next call of `check_cancelled`. A job that waits for a model needs
-# no
-# thread.
+# no thread.
 
 
 T = TypeVar("T")
@@ -343,8 +342,7 @@ async def send_error(send: Send, status: int, line: str) -> None:
 # The connections of the live page: their number and their time are limited, so that no client can occupy the server.
 #
 # uvicorn limits the time between two requests and the size of the head of a request. It limits neither the time in
-# which
-# a request arrives, nor the time in which an answer is read, nor the number of connections without a request.
+# which a request arrives, nor the time in which an answer is read, nor the number of connections without a request.
 
 
 class LimitedProtocol(H11Protocol):
