@@ -149,14 +149,18 @@ def test_pairs_of_several_stacks_are_a_sentence_and_its_observations():
         bt.fit(net, [(x[0], ["d", "e"])], progress=False)
 
 
-def test_evidence_of_a_batch_without_a_row_for_each_sentence_is_that_of_all_sentences():
-    net = bt.bayesuvius(4, heads=2, observe=Categorical(3))
-    x, y = torch.randn(3, 3, 4), torch.tensor([0, 1, 2])
+def test_values_of_a_batch_without_a_row_for_each_sentence_are_those_of_all_sentences():
+    words = ["word"]
+    inputs = [bt.Node("x", bt.tpm.Given(4), plates=words), bt.Node("z", bt.tpm.Given(4), plates=words)]
+    nodes = [bt.Node("s", bt.tpm.Add(), ["x", "z"], plates=words), bt.Node("y", Categorical(3), ["s"], plates=words)]
+    net = bt.BNet(bt.Declaration([bt.Stack([], inputs, nodes)]), seed=0)
+    x, y, z = torch.randn(3, 3, 4), torch.tensor([0, 1, 2]), torch.randn(3, 4)
     present = torch.tensor([True, False, True])
+    full = Batch({"": x}, None, {"y": Evidence(y.expand(3, 3), present.expand(3, 3))}, {"z": z.expand(3, 3, 4)})
     rows = [
-        Batch({"": x}, None, {"y": Evidence(value, mask)}) for value, mask in ((y, present), (y[None], present[None]))
+        Batch({"": x}, None, {"y": Evidence(y, present)}, {"z": z}),
+        Batch({"": x}, None, {"y": Evidence(y[None], present[None])}, {"z": z[None]}),
     ]
-    full = Batch({"": x}, None, {"y": Evidence(y.expand(3, 3), present.expand(3, 3))})
     for batch in rows:
         assert read_batch(net.network, batch).equals(read_batch(net.network, full))
         for size in (1, 2):

@@ -9,7 +9,6 @@ are not where they are not readable, within `torch.compile` or on the device met
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -369,35 +368,40 @@ def check_batch(network: Network, batch: Batch, *, has_loss: bool = False) -> Ba
         has_loss: Whether a loss function of the user reads the evidence, which may then be any tensor.
 
     Returns:
-        The batch. Its masks and evidence have a row for each sentence, so that minibatches can select some of them.
+        The batch. Each of its tensors has a row for each sentence, so that minibatches can select some of them.
     """
-    given, batch = batch, batch.cast_like(network)
+    source, batch = batch, batch.cast_like(network)
     like = next(iter(network.parameters.values()), None)
     inputs = check_inputs(network, batch.x, batch.given, None, like)
     check_word_counts(network, inputs.word_counts)
     mask = check_mask(batch.mask, inputs.word_counts, inputs.batch)
     check_states(network, inputs.subjects, inputs.values, inputs.word_counts, mask)
-    masks = given.mask and {stack: _expand_batch(item, 2, len(given)) for stack, item in given.mask.items()}
-    if has_loss:
-        return replace(given, mask=masks)
-    evidence = {name: item for name, item in batch.evidence.items() if name in network.graph.by_name}
+    evidence = {name: item for name, item in batch.evidence.items() if name in network.graph.by_name and not has_loss}
     checked = check_evidence(network, evidence, inputs.values, inputs.word_counts, mask, like)
-    expanded = dict(given.evidence)
+    checked = {index: item for index, item in checked.items() if network.specs[index].scope != "corpus"}
+    count = max([inputs.batch, *(len(item.value) for item in checked.values())])
+
+    def expand(value: Tensor, dims: int) -> Tensor:
+        """A value with a row for each sentence, of one with one row or, in fewer dims, without a row."""
+        value = value if value.dim() == dims else value[None]
+        return value.expand(count, *value.shape[1:])
+
+    given = dict(source.given)
+    for name, value in given.items():
+        groups = find_groups(network, name)
+        given[name] = expand(value, value.dim() if len(groups) > 1 else inputs.values[groups[0].index].dim())
+    expanded = dict(source.evidence)
     for index, item in checked.items():
-        name, scope = network.specs[index].group.name, network.specs[index].scope
-        value, observed = given.evidence[name].value, given.evidence[name].observed
-        if scope != "corpus":
-            value = _expand_batch(value, item.value.dim(), len(given))
-            if observed is not None and item.observed is not None:
-                observed = _expand_batch(observed, item.observed.dim(), len(given))
-            expanded[name] = Evidence(value, observed)
-    return replace(given, mask=masks, evidence=expanded)
-
-
-def _expand_batch(value: Tensor, dims: int, batch: int) -> Tensor:
-    """A value with a row for each sentence; it may have one row for all of them, or no batch dim."""
-    value = value if value.dim() == dims else value[None]
-    return value.expand(batch, *value.shape[1:])
+        name = network.specs[index].group.name
+        value, observed = expanded[name].value, expanded[name].observed
+        mask_rows = None if observed is None or item.observed is None else expand(observed, item.observed.dim())
+        expanded[name] = Evidence(expand(value, item.value.dim()), mask_rows)
+    return Batch(
+        {stack: expand(value, value.dim()) for stack, value in source.x.items()},
+        source.mask and {stack: expand(value, 2) for stack, value in source.mask.items()},
+        expanded,
+        given,
+    )
 
 
 def is_allowed_shape(shape: Sequence[int], shapes: Sequence[Sequence[int]]) -> bool:

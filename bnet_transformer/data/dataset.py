@@ -688,7 +688,8 @@ def read_batch(
     if isinstance(data, Dataset) and data.size is not None:
         data = data.take(torch.arange(data.size), mask_padding=mask_padding)
     if isinstance(data, Batch):
-        batch = check_batch(network, replace(data, evidence={}) if observed == "none" else data).cast_like(network)
+        data = replace(data, evidence={}) if observed == "none" else data
+        batch = check_batch(network, data.cast_like(network))
         check_batch_mask(infer_task(network), batch)
         return batch
     task = infer_task(network)
