@@ -382,7 +382,7 @@ def check_batch(network: Network, batch: Batch, *, has_loss: bool = False) -> Ba
     count = max([inputs.batch, *(len(item.value) for item in checked.values())])
 
     def expand(value: Tensor, dims: int) -> Tensor:
-        """A value with a row for each sentence, of one with one row or, in fewer dims, without a row."""
+        """Repeat a value with one row, or without a batch dim, for each sentence."""
         value = value if value.dim() == dims else value[None]
         return value.expand(count, *value.shape[1:])
 
