@@ -180,7 +180,7 @@ def test_maps_of_words_that_do_not_fit():
         ({}, "words={word: word of the other sentence}"),
     ]:
         assert match in get_refusal(bt.sweep, longer, base, metric={"y_2": 1}, **options), match
-    assert "an ablation" in get_refusal(bt.sweep, Zero(), base, metric={"y_2": 1}, words={0: 1})
+    assert "words: " in get_refusal(bt.sweep, Zero(), base, metric={"y_2": 1}, words={0: 1})
     mixture = make_net(combine="select", observe=bt.tpm.Categorical(3))
     sides = mixture.sentence("a big dog sat down"), mixture.sentence("the cat sat")
     assert "Set c by do" in get_refusal(bt.sweep, *sides, metric={"y_2": 1}, words={0: 1, 2: 2})

@@ -288,7 +288,8 @@ class _Resolver:
         """The tensor of a value; an error for values that are not defined at every new word."""
         name = self.model.ground.name(node)
         if isinstance(value, Shift):
-            return value.get_vector(self.model, node)
+            value.check(name, self.model.spec(node))
+            return value.vector.to(self.model.network.device, self.model.network.dtype)
         if is_relative(value) or isinstance(value, Attend):
             expected = "a value that does not depend on the other words: a tensor, a state, Zero(), Shift(vector)"
             hint = f"Set {name} by Attend" if isinstance(value, Attend) else None

@@ -1,12 +1,14 @@
-"""The values that `do` accepts: zeros, means, noise, shifts, attention rows and values of other sentences. A value is
-set for a node, a node group, a role or a pattern.
+"""What an intervention sets: a constant, the value in other sentences, or a change `t = f(v)` of the value of a node.
+
+`do` sets it for a node, a node group, a role or a pattern; sweeps, edges, circuits and `generate` take the same values.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -62,29 +64,6 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Noise:
-    """The value of a node plus normal noise, which is determined by the seed and the name of the node.
-
-    The value is that after all other interventions of the same `do`, except `Noise` and `Mean()`.
-
-    Args:
-        sigma: The standard deviation of the noise.
-        seed: The seed of the noise.
-
-    >>> import bnet_transformer as bt
-    >>> from bnet_transformer.interventions import Noise
-    >>> bt.bayesuvius(dim=4).sentence("the cat sat").do(x_0_1=Noise(0.1))["x_0_1"].shape
-    torch.Size([4])
-    """
-
-    sigma: float
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        set_frozen(self, sigma=check_float("sigma", self.sigma, above=0), seed=check_seed(self.seed))
-
-
-@dataclass(frozen=True)
 class Attend:
     """Attention weights that replace `P(j | i)` of a node.
 
@@ -115,11 +94,81 @@ class Attend:
         object.__setattr__(self, "weights", row)
 
 
-@dataclass(frozen=True)
-class Shift:
-    """The value of a node plus a vector, as in activation steering (Turner et al. 2023, Rimsky et al. 2024).
+class Change:
+    """An intervention that computes the value of a node from the value that it has: `t = f(v)`.
 
-    The value is that after all other interventions of the same `do`, including the shifts of its ancestors.
+    The value v is that after all other interventions, including the changes of the ancestors of the node.
+    """
+
+    def check(self, name: str, spec: NodeSpec) -> None:
+        """Raise an error if the change is not defined for a node.
+
+        Args:
+            name: The name of the node.
+            spec: Its node group.
+        """
+        if spec.tpm.is_index_valued:
+            raise EvidenceError(name, expected="a node with real values", actual="a discrete node")
+
+    def get_constant(self, name: str, value: Tensor) -> Tensor | None:
+        """The part of the change that does not depend on the value; None if there is none.
+
+        Args:
+            name: The name of the node.
+            value: A value of the node, for the shape, the type and the device, `[*shape]`.
+
+        Returns:
+            The constant, `[*shape]`.
+        """
+        return None
+
+    def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
+        """The changed values.
+
+        Args:
+            value: The values, `[..., *shape]`.
+            shape: The shape of the value of a node.
+            constant: The constant of each node, which broadcasts with `value`.
+
+        Returns:
+            The values after the change, `[..., *shape]`.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Noise(Change):
+    """The value of a node plus normal noise, which is determined by the seed and the name of the node.
+
+    Args:
+        sigma: The standard deviation of the noise.
+        seed: The seed of the noise.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.interventions import Noise
+    >>> bt.bayesuvius(dim=4).sentence("the cat sat").do(x_0_1=Noise(0.1))["x_0_1"].shape
+    torch.Size([4])
+    """
+
+    sigma: float
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        set_frozen(self, sigma=check_float("sigma", self.sigma, above=0), seed=check_seed(self.seed))
+
+    def get_constant(self, name: str, value: Tensor) -> Tensor:
+        digest = hashlib.sha256(f"{self.seed}/noise/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return self.sigma * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+
+    def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
+        assert constant is not None
+        return value + constant
+
+
+@dataclass(frozen=True)
+class Shift(Change):
+    """The value of a node plus a vector, as in activation steering (Turner et al. 2023, Rimsky et al. 2024).
 
     Args:
         vector: The vector that is added, with the shape of the node.
@@ -139,28 +188,303 @@ class Shift:
     vector: Tensor
 
     def __init__(self, vector: object) -> None:
-        tensor = to_reals("Shift", vector)
-        if not bool(tensor.isfinite().all()):
-            raise BNetError("Shift", expected="finite numbers", actual="NaN or infinity")
-        object.__setattr__(self, "vector", tensor.detach().clone())
+        object.__setattr__(self, "vector", _to_finite_reals("Shift", vector))
 
-    def get_vector(self, model: GroundModel, node: int) -> Tensor:
-        """The vector in the type and on the device of a net; an error if the node has another shape.
+    def check(self, name: str, spec: NodeSpec) -> None:
+        super().check(name, spec)
+        _check_shape(name, "a shift", self.vector, spec.shape)
 
-        Args:
-            model: The ground model of the node.
-            node: The ground id of the node.
+    def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
+        return value + self.vector.to(value)
 
-        Returns:
-            The vector, `[*shape]`.
-        """
-        name, spec = model.ground.name(node), model.spec(node)
-        if spec.tpm.is_index_valued:
-            raise EvidenceError(name, expected="a node with real values", actual="a discrete node")
-        if tuple(self.vector.shape) != spec.shape:
-            actual = f"shape {tuple(self.vector.shape)}"
-            raise EvidenceError(name, expected=f"a shift of shape {spec.shape}", actual=actual)
-        return self.vector.to(model.network.device, model.network.dtype)
+
+@dataclass(frozen=True)
+class Scale(Change):
+    """The value of a node times a number, or each entry times its own number.
+
+    Args:
+        factor: The number, or a factor for each entry with the shape of the node.
+
+    Raises:
+        BNetError: The factor does not consist of finite real numbers.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.interventions import Scale
+    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    >>> s.do(x_0_1=Scale(0.5))["x_0_1"].isclose(s["x_0_1"] / 2).all().item()
+    True
+    """
+
+    factor: Tensor
+
+    def __init__(self, factor: object) -> None:
+        object.__setattr__(self, "factor", _to_finite_reals("Scale", factor))
+
+    def check(self, name: str, spec: NodeSpec) -> None:
+        super().check(name, spec)
+        if self.factor.dim():
+            _check_shape(name, "factors", self.factor, spec.shape)
+
+    def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
+        return value * self.factor.to(value)
+
+
+@dataclass(frozen=True)
+class Apply(Change):
+    """A function of the value of a node, such as the reconstruction by an autoencoder. A bare function means the same.
+
+    Args:
+        function: A function from values `[..., *shape]` to values of the same shape. It may be called with the values
+            of many nodes, sentences and cells at once.
+
+    Raises:
+        BNetError: The function returns another shape, or NaN.
+
+    >>> import bnet_transformer as bt
+    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    >>> s.do(x_0_1=lambda v: v.relu())["x_0_1"].equal(s["x_0_1"].relu())
+    True
+    """
+
+    function: Callable[[Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        if not callable(self.function) or isinstance(self.function, type):
+            raise BNetError("Apply", expected="a function of the value of a node", actual=self.function)
+
+    def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
+        result, subject = self.function(value), f"function {getattr(self.function, '__name__', '')}".strip()
+        if not isinstance(result, Tensor) or result.shape != value.shape:
+            actual = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else type(result).__name__
+            hint = "The function receives values [..., *shape] of many nodes at once: index the last dims"
+            raise BNetError(subject, expected=f"a tensor of shape {tuple(value.shape)}", actual=actual, hint=hint)
+        if bool(result.isnan().any()):
+            raise BNetError(subject, expected="numbers", actual="NaN")
+        return result.to(value)
+
+
+class Within(Change):
+    """A change within a subspace, or of some entries: `t = v + Q Q^T (target - v)`, with orthonormal columns Q.
+
+    Attributes:
+        basis: The columns Q, `[size, k]`; or the indices of entries, `[k]`. The size is that of the flattened value.
+        target: What the value becomes within the subspace: a tensor, `Zero()`, `Mean(sentences)` or a sentence.
+    """
+
+    basis: Tensor
+    target: Any
+
+    def _set_basis(self, within: object) -> None:
+        """Validate the subspace, or the entries."""
+        name = type(self).__name__
+        expected = "orthonormal columns, [size, k], or a list of indices of entries"
+        try:
+            basis = copy_to_tensor(within)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise BNetError(name, expected=expected, actual=within) from error
+        if basis.is_floating_point():
+            basis = basis[:, None] if basis.dim() == 1 else basis
+            if basis.dim() != 2 or not basis.numel():
+                raise BNetError(name, expected=expected, actual=f"shape {tuple(basis.shape)}")
+            wide = basis.double()
+            error_size = float((wide.T @ wide - torch.eye(wide.shape[1], dtype=wide.dtype)).abs().max())
+            if not error_size < ORTHONORMAL_TOLERANCE:
+                actual = f"columns whose products differ from those of an orthonormal basis by {error_size:.2g}"
+                raise BNetError(name, expected=expected, actual=actual, hint="Use torch.linalg.qr(columns).Q")
+        elif basis.dim() != 1 or not basis.numel() or basis.dtype == torch.bool or int(basis.min()) < 0:
+            raise BNetError(name, expected=expected, actual=within)
+        object.__setattr__(self, "basis", basis)
+
+    def check(self, name: str, spec: NodeSpec) -> None:
+        super().check(name, spec)
+        size = math.prod(spec.shape)
+        if self.basis.is_floating_point() and len(self.basis) != size:
+            raise EvidenceError(name, expected=f"a subspace of {size} dimensions", actual=len(self.basis))
+        if not self.basis.is_floating_point() and int(self.basis.max()) >= size:
+            raise EvidenceError(name, expected=f"entries from 0 to {size - 1}", actual=int(self.basis.max()))
+        if isinstance(self.target, Tensor):
+            _check_shape(name, "a target", self.target, spec.shape)
+
+    def get_constant(self, name: str, value: Tensor) -> Tensor:
+        match self.target:
+            case Zero():
+                return torch.zeros_like(value)
+            case Tensor():
+                return self.target.to(value)
+        sentences = self.target.sentences if isinstance(self.target, Mean) else [self.target]
+        values = [get_donor_value(name, other) for other in sentences]
+        if any(other.shape != value.shape for other in values):
+            actual = "a value for each state of a latent choice"
+            raise EvidenceError(name, expected="one value in each sentence", actual=actual, hint="Set choices by do")
+        return torch.stack(values).mean(0).to(value)
+
+    def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
+        assert constant is not None
+        lead = value.shape[: value.dim() - len(shape)]
+        flat = value.reshape(*lead, -1)
+        target = constant.expand_as(value).reshape(*lead, -1)
+        basis = self.basis.to(value.device)
+        if basis.is_floating_point():
+            basis = basis.to(value)
+            flat = flat + (target - flat) @ basis @ basis.T
+        else:
+            flat = flat.index_copy(-1, basis, target.index_select(-1, basis))
+        return flat.reshape(value.shape)
+
+
+@dataclass(frozen=True)
+class Swap(Within):
+    """The value in another sentence, within a subspace: `t = v + Q Q^T (v' - v)` (interchange intervention).
+
+    Args:
+        sentences: The sentence that gives the value v'; in a sweep, the list of the sentences of the other side.
+        within: Orthonormal columns Q, `[size, k]`, with the flattened size of the node; or a list of entries.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.interventions import Swap
+    >>> net = bt.bayesuvius(dim=4)
+    >>> s, other = net.sentence("the cat sat"), net.sentence("the dog sat")
+    >>> (s.do(x_0_1=Swap(other, [0, 2]))["x_0_1"] == other["x_0_1"])[[0, 2]].all().item()
+    True
+    """
+
+    target: Any
+    basis: Tensor
+
+    def __init__(self, sentences: object, within: object) -> None:
+        items = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
+        if not items or not all(map(has_node_values, items)):
+            raise BNetError("Swap", expected="a sentence, or a list of sentences in a sweep", actual=sentences)
+        object.__setattr__(self, "target", sentences)
+        self._set_basis(within)
+
+    def get_constant(self, name: str, value: Tensor) -> Tensor:
+        if isinstance(self.target, list | tuple):
+            hint = "A list of sentences has one for each example of a sweep"
+            raise EvidenceError(name, expected="Swap with one sentence", actual="a list", hint=hint)
+        return super().get_constant(name, value)
+
+
+@dataclass(frozen=True)
+class Project(Within):
+    """The value without its part in a subspace: `t = v - Q Q^T (v - m)`.
+
+    Args:
+        within: Orthonormal columns Q, `[size, k]`, with the flattened size of the node; or a list of entries.
+        mean: The value m that the part becomes: a tensor with the shape of the node, or `Mean(sentences)`; 0 by
+            default.
+
+    >>> import torch
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.interventions import Project
+    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    >>> direction = torch.tensor([0.6, 0.8, 0.0, 0.0])
+    >>> round((s.do(x_0_1=Project(direction))["x_0_1"] @ direction).item(), 5) + 0.0
+    0.0
+    """
+
+    basis: Tensor
+    target: Any
+
+    def __init__(self, within: object, mean: object = None) -> None:
+        self._set_basis(within)
+        if isinstance(mean, Mean) and not mean.sentences:
+            raise BNetError("Project", expected="Mean(sentences) or a tensor", actual="Mean()")
+        target = Zero() if mean is None else mean if isinstance(mean, Mean) else _to_finite_reals("Project", mean)
+        object.__setattr__(self, "target", target)
+
+
+@dataclass(frozen=True)
+class Set(Within):
+    """Coordinates that the value has in a subspace: `t = v + Q (z - Q^T v)`.
+
+    Args:
+        coordinates: The coordinates z, `[k]`, or a number for all.
+        within: Orthonormal columns Q, `[size, k]`, with the flattened size of the node; or a list of entries.
+
+    >>> import bnet_transformer as bt
+    >>> from bnet_transformer.interventions import Set
+    >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
+    >>> s.do(x_0_1=Set([1.0, -1.0], [0, 3]))["x_0_1"][[0, 3]].tolist()
+    [1.0, -1.0]
+    """
+
+    basis: Tensor
+    target: Tensor
+
+    def __init__(self, coordinates: object, within: object) -> None:
+        self._set_basis(within)
+        z, count = _to_finite_reals("Set", coordinates), self.basis.shape[-1]
+        if z.shape not in ((), (count,)):
+            raise BNetError("Set", expected=f"{count} coordinates", actual=f"shape {tuple(z.shape)}")
+        object.__setattr__(self, "target", z.expand(count))
+
+    def check(self, name: str, spec: NodeSpec) -> None:
+        Project(self.basis).check(name, spec)
+
+    def get_constant(self, name: str, value: Tensor) -> Tensor:
+        z = self.target.to(value)
+        basis = self.basis.to(value.device)
+        flat = (
+            basis.to(value) @ z if basis.is_floating_point() else value.new_zeros(value.numel()).index_copy(0, basis, z)
+        )
+        return flat.reshape(value.shape)
+
+
+@dataclass(frozen=True)
+class WithConstants(Change):
+    """A change whose constants come from another run.
+
+    Args:
+        change: The change.
+        constants: The constant of each node by its name, `[*shape]`.
+    """
+
+    change: Change
+    constants: Mapping[str, Tensor]
+
+    def check(self, name: str, spec: NodeSpec) -> None:
+        self.change.check(name, spec)
+
+    def get_constant(self, name: str, value: Tensor) -> Tensor:
+        return self.constants[name]
+
+    def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
+        return self.change.apply(value, shape, constant)
+
+
+ORTHONORMAL_TOLERANCE = 1e-4  # above the rounding errors of a basis that was computed in single precision
+
+
+def as_change(value: object) -> Change | None:
+    """The change that a value of `do` means: itself, or that of a function; None for another value.
+
+    Args:
+        value: A value that `do` accepts.
+
+    Raises:
+        BNetError: The value is a class instead of an object, such as `Zero` instead of `Zero()`.
+    """
+    if isinstance(value, type):
+        raise BNetError("intervention", expected=f"an object, such as {value.__name__}()", actual=f"a class, {value}")
+    if isinstance(value, Change):
+        return value
+    return Apply(value) if callable(value) and not isinstance(value, Tensor) else None
+
+
+def _to_finite_reals(name: str, value: object) -> Tensor:
+    """A copy of finite real numbers as a tensor."""
+    tensor = to_reals(name, value)
+    if not bool(tensor.isfinite().all()):
+        raise BNetError(name, expected="finite numbers", actual="NaN or infinity")
+    return tensor.detach().clone()
+
+
+def _check_shape(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise an error for a tensor with another shape than the node."""
+    if tuple(tensor.shape) != shape:
+        actual = f"shape {tuple(tensor.shape)}"
+        raise EvidenceError(name, expected=f"{what} of shape {shape}", actual=actual)
 
 
 def expand_names(model: GroundModel, subject: str, values: Mapping[str, object]) -> dict[int, object]:
@@ -213,27 +537,57 @@ def _split_value(model: GroundModel, family: NodeFamily, value: object) -> Seque
 
 
 def is_relative(value: object) -> bool:
-    """True for a value that depends on the values of the sentence: `Noise`, `Shift`, and `Mean()` over its words."""
-    return isinstance(value, Noise | Shift) or (isinstance(value, Mean) and not value.sentences)
+    """True for a value that depends on the values of the sentence: a change, and `Mean()` over its words."""
+    return as_change(value) is not None or (isinstance(value, Mean) and not value.sentences)
 
 
-def iter_relative_batches(model: GroundModel, values: Mapping[int, object]) -> Iterator[Collection[int]]:
-    """The nodes with relative values in the order of their resolution: first `Noise` and `Mean()`, then shifts.
+def resolve_relative(
+    model: GroundModel,
+    values: Mapping[int, object],
+    evaluate: Callable[[Mapping[int, Tensor]], Callable[[int], Tensor]],
+) -> dict[int, Tensor]:
+    """The values that relative values set: first those of `Mean()`, then changes, those of ancestors first.
 
-    A shifted node depends on the shifts of its ancestors, so that each batch comes after those of its ancestors.
+    Args:
+        model: The ground model of the sentence.
+        values: The relative value of each node, by ground id.
+        evaluate: From the values that are resolved so far to a function from a node to its value, `[*shape]`.
+
+    Returns:
+        The value of each node, `[*shape]`.
+
+    Raises:
+        EvidenceError: A value is not defined for a node, or the value of the node depends on latent choices.
     """
-    yield [node for node, value in values.items() if not isinstance(value, Shift)]
-    shifted: dict[int, list[int]] = {}
-    for node in (node for node, value in values.items() if isinstance(value, Shift)):
-        shifted.setdefault(model.ground.group_of(node).index, []).append(node)
+    result: dict[int, Tensor] = {}
+    changes = {node: change for node, value in values.items() if (change := as_change(value)) is not None}
+    means = [node for node in values if node not in changes]
+    if means:
+        result |= compute_word_means(model, means, evaluate({}))
+    for batch in _iter_change_batches(model, [*changes]):
+        get_value, resolved = evaluate(result), dict[int, Tensor]()
+        for node in batch:
+            name, spec, change = model.ground.name(node), model.spec(node), changes[node]
+            change.check(name, spec)
+            value = get_current_value(model, node, get_value)
+            resolved[node] = change.apply(value, spec.shape, change.get_constant(name, value))
+        result |= resolved
+    return result
+
+
+def _iter_change_batches(model: GroundModel, nodes: Sequence[int]) -> Iterator[Collection[int]]:
+    """The nodes with changes, each batch after those of its ancestors."""
+    changed: dict[int, list[int]] = {}
+    for node in nodes:
+        changed.setdefault(model.ground.group_of(node).index, []).append(node)
     graph = model.network.graph
-    for component in graph.components if shifted else ():
-        nodes = [node for index in component for node in shifted.get(index, ())]
-        if len(nodes) > 1 and graph.recurrent & {*component}:  # each node depends on those of earlier words
-            known = {*nodes}
+    for component in graph.components if changed else ():
+        batch = [node for index in component for node in changed.get(index, ())]
+        if len(batch) > 1 and graph.recurrent & {*component}:  # each node depends on those of earlier words
+            known = {*batch}
             yield from ([node] for node in topological_order(model.ground).tolist() if node in known)
-        elif nodes:
-            yield nodes
+        elif batch:
+            yield batch
 
 
 def resolve_value(model: GroundModel, node: int, value: object) -> Tensor | AttentionRow:
@@ -273,42 +627,35 @@ def check_has_word(name: str, ground: GroundGraph) -> None:
     raise EvidenceError(name, expected=expected, actual=actual, hint=hint)
 
 
-@dataclass
-class RelativeValues:
-    """Computes relative values (`is_relative`); the mean of each group is computed once."""
+def compute_word_means(
+    model: GroundModel, nodes: Collection[int], get_value: Callable[[int], Tensor]
+) -> dict[int, Tensor]:
+    """The mean of the group of each node over the words of the sentence, `[*shape]`; each group is computed once.
 
-    model: GroundModel
-    get_value: Callable[[int], Tensor]
-    _means: dict[int, Tensor] = field(default_factory=dict)
-
-    def __call__(self, node: int, value: object) -> Tensor:
-        if isinstance(value, Noise):
-            current = self._get_current_value(node)
-            return current + sample_noise(self.model.ground.name(node), value, current)
-        if isinstance(value, Shift):
-            return self._get_current_value(node) + value.get_vector(self.model, node)
-        group, index = self.model.ground.unravel_index(node)
-        check_has_words(self.model.spec(node), self.model.ground.name(node))
+    Args:
+        model: The ground model of the sentence.
+        nodes: Ground ids of the nodes.
+        get_value: A function from a node to its value, `[*shape]`.
+    """
+    by_first, result = dict[int, Tensor](), dict[int, Tensor]()
+    for node in nodes:
+        group, index = model.ground.unravel_index(node)
+        check_has_words(model.spec(node), model.ground.name(node))
         first = node - index[-1]
-        if first not in self._means:
-            words = range(self.model.ground.word_counts[group.word_stack or ""])
-            self._means[first] = torch.stack([self._get_current_value(first + i) for i in words]).mean(0)
-        return self._means[first]
-
-    def _get_current_value(self, node: int) -> Tensor:
-        """The current value of a node."""
-        name, tpm = self.model.ground.name(node), self.model.spec(node).tpm
-        if tpm.is_random and node not in self.model.do:
-            expected = "a node that is a function of its parents"
-            raise EvidenceError(name, expected=expected, actual=f"a {tpm.kind} node")
-        return _check_single_value(self.model, node, self.get_value(node))
+        if first not in by_first:
+            words = range(model.ground.word_counts[group.word_stack or ""])
+            by_first[first] = torch.stack([get_current_value(model, first + i, get_value) for i in words]).mean(0)
+        result[node] = by_first[first]
+    return result
 
 
-def sample_noise(name: str, noise: Noise, value: Tensor) -> Tensor:
-    """The noise of a node, determined by its name and the seed."""
-    digest = hashlib.sha256(f"{noise.seed}/noise/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-    return noise.sigma * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
+def get_current_value(model: GroundModel, node: int, get_value: Callable[[int], Tensor]) -> Tensor:
+    """The value of a node that is a function of its parents, `[*shape]`; an error for another node."""
+    name, tpm = model.ground.name(node), model.spec(node).tpm
+    if tpm.is_random and node not in model.do:
+        expected = "a node that is a function of its parents"
+        raise EvidenceError(name, expected=expected, actual=f"a {tpm.kind} node")
+    return _check_single_value(model, node, get_value(node))
 
 
 def check_has_words(spec: NodeSpec, name: str) -> None:

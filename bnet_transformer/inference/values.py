@@ -25,13 +25,7 @@ from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError, format_count, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeFamily, NodeSelection, find_family
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.do_values import (
-    RelativeValues,
-    expand_names,
-    is_relative,
-    iter_relative_batches,
-    resolve_value,
-)
+from bnet_transformer.inference.do_values import expand_names, is_relative, resolve_relative, resolve_value
 from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, find_mixed_type_fault, find_slowest
 from bnet_transformer.inference.query import (
     MAX_DIMS,
@@ -740,16 +734,19 @@ class SentenceState:
         requested = expand_names(self.model, "do", nodes)
         relative = {node: value for node, value in requested.items() if is_relative(value)}
         result = {n: resolve_value(self.model, n, value) for n, value in requested.items() if n not in relative}
+        if not relative:
+            return result
         # A relative value uses the value of a node after all other interventions of the same call.
-        previous = self.evaluator if relative else None
-        for batch in iter_relative_batches(self.model, relative) if relative else ():
-            if batch:
-                evidence = {node: value for node, value in self.evidence.items() if node not in result}
-                interventions = {**self.interventions, **result}
-                state = replace(self, interventions=interventions, evidence=evidence, previous=previous)
-                resolve_relative, previous = RelativeValues(state.model, state.evaluator.value), state.evaluator
-                result |= {node: resolve_relative(node, relative[node]) for node in batch}
-        return result
+        state = self
+
+        def evaluate(resolved: Mapping[int, Tensor]) -> Callable[[int], Tensor]:
+            nonlocal state
+            interventions = {**self.interventions, **result, **resolved}
+            evidence = {node: value for node, value in self.evidence.items() if node not in interventions}
+            state = replace(self, interventions=interventions, evidence=evidence, previous=state.evaluator)
+            return lambda node: state.model.do[node] if node in state.model.do else state.evaluator.value(node)
+
+        return result | resolve_relative(self.model, relative, evaluate)
 
     def with_interventions(self, nodes: Mapping[str, object]) -> SentenceState:
         """The state after `do`.

@@ -1,4 +1,4 @@
-"""Ablations: the values of `Zero()`, `Mean(...)` and `Noise(...)`, each computed once for all cells of a sweep."""
+"""What an intervention without another run sets in the examples of a sweep, computed once for all cells."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from torch import Tensor
 
 from bnet_transformer._core.tensors import IntArray
 from bnet_transformer.inference.do_values import (
+    Change,
     Mean,
-    Noise,
-    RelativeValues,
-    Zero,
+    as_change,
     check_has_word,
     check_has_words,
+    compute_word_means,
     is_relative,
     resolve_value,
-    sample_noise,
 )
 from bnet_transformer.interventions.examples import Examples, get_batch_key, get_sentence_state, parse_examples
 from bnet_transformer.interventions.patched_run import (
@@ -37,36 +36,41 @@ from bnet_transformer.reference import GroundModel, has_ancestor_choices, locate
 
 @dataclass
 class Ablation:
-    """The values that an ablation sets in the sentences.
+    """What an intervention sets in the sentences.
 
-    `Zero()` and `Mean(sentences)` set the same value in every sentence. The values of `Noise` and `Mean()` depend on
-    the values of the sentence, which their run contains for all sentences.
+    `Zero()`, `Mean(sentences)` and a given value are the same in every sentence. The values of `Mean()` depend on the
+    values of the sentence, which their run contains for all sentences. A change, such as a function, is applied to the
+    values of each cell; only its constant is computed here.
 
     Args:
-        intervention: The ablation.
+        intervention: The intervention.
         sentences: The sentences.
         nodes: Ground ids of the nodes that cells may set.
         memory: The maximum number of bytes that are used at once.
     """
 
-    intervention: Zero | Mean | Noise
+    intervention: Any
     sentences: Sequence[Any]
     nodes: Sequence[int]
     memory: int
     _shared_values: dict[int, Tensor] = field(default_factory=dict)
-    _example_values: dict[int, RelativeValues] = field(default_factory=dict)
+
+    @property
+    def change(self) -> Change | None:
+        """The change of the current value; None for a value that does not depend on the cell."""
+        return as_change(self.intervention)
 
     def get_value(self, example: int, node: int) -> Tensor:
-        """The value of one node in one sentence, `[*shape]`."""
+        """The value of one node in one sentence, `[*shape]`, or the constant of a change."""
         if not is_relative(self.intervention):
             return self._get_shared_value(node)
-        if example not in self._example_values:
-            state = self.sentences[example].state
-            self._example_values[example] = RelativeValues(state.model, state.evaluator.value)
-        return self._example_values[example](node, self.intervention)
+        state = self.sentences[example].state
+        if self.change is None:
+            return compute_word_means(state.model, [node], state.evaluator.value)[node]
+        return self._get_constant(state.model, node)
 
     def get_values(self, run: PatchedRun, first_example: int, group: int, nodes: IntArray) -> Tensor:
-        """The values of nodes of a group in the sentences of a run.
+        """The values of nodes of a group in the sentences of a run, or the constants of a change.
 
         Args:
             run: The run.
@@ -77,24 +81,31 @@ class Ablation:
         Returns:
             The values, `[1 or N, node, *shape]`.
         """
-        offset = int(run.examples.model.ground.offsets[group])
+        spec, model = run.specs[group], run.examples.model
+        ids = [int(model.ground.offsets[group]) + int(node) for node in nodes]
+        if self.change is not None:
+            return torch.stack([self._get_constant(model, node) for node in ids])[None]
         if not is_relative(self.intervention):
-            return torch.stack([self._get_shared_value(offset + int(node)) for node in nodes])[None]
+            return torch.stack([self._get_shared_value(node) for node in ids])[None]
         base = run.base.values[group]
-        if has_ancestor_choices(run.examples.model.network, {group}) or not base.is_floating_point():
-            examples = range(first_example, first_example + len(run.examples))
-            return torch.stack(
-                [torch.stack([self.get_value(n, offset + int(node)) for node in nodes]) for n in examples]
-            )
-        spec, ground = run.specs[group], run.examples.model.ground
-        names = [ground.name(offset + int(node)) for node in nodes]
-        if isinstance(self.intervention, Mean):
-            check_has_words(spec, names[0])
-            base = base.mean(run.base.layout.word_dim, keepdim=True)
-        values = gather_nodes(run, group, base, get_layout_index(run.base, spec, nodes)).transpose(0, 1)
-        if isinstance(self.intervention, Noise):
-            values = values + torch.stack([sample_noise(name, self.intervention, values[0, 0]) for name in names])
-        return values
+        if has_ancestor_choices(model.network, {group}) or not base.is_floating_point():
+            states = [self.sentences[first_example + n].state for n in range(len(run.examples))]
+            means = [compute_word_means(state.model, ids, state.evaluator.value) for state in states]
+            return torch.stack([torch.stack([values[node] for node in ids]) for values in means])
+        check_has_words(spec, model.ground.name(ids[0]))
+        mean = base.mean(run.base.layout.word_dim, keepdim=True)
+        return gather_nodes(run, group, mean, get_layout_index(run.base, spec, nodes)).transpose(0, 1)
+
+    def _get_constant(self, model: GroundModel, node: int) -> Tensor:
+        """The constant of the change of a node; zeros if it has none."""
+        assert self.change is not None
+        if node not in self._shared_values:
+            name, spec = model.ground.name(node), locate_node(model, node)[0]
+            self.change.check(name, spec)
+            zeros = torch.zeros(spec.shape, dtype=model.network.dtype, device=model.network.device)
+            constant = self.change.get_constant(name, zeros)
+            self._shared_values[node] = zeros if constant is None else constant
+        return self._shared_values[node]
 
     def _get_shared_value(self, node: int) -> Tensor:
         """The value of `Zero()` or `Mean(sentences)` for a node."""

@@ -18,6 +18,7 @@ from bnet_transformer.compiler.gather import ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import EvidenceError, UnsupportedError
 from bnet_transformer.graph import ancestors
+from bnet_transformer.inference.do_values import Change, WithConstants, resolve_relative
 from bnet_transformer.inference.plan import Obstacle
 from bnet_transformer.inference.posteriors import plan_joint, plan_posterior
 from bnet_transformer.inference.query import Query
@@ -261,7 +262,8 @@ class SequentialSweep:
         alignment: The word of the source from which each word of the base takes its values.
         cells: What each cell sets.
         outcome_nodes: Ground ids of the nodes that the metric reads.
-        ablation_value: The value of an ablation, by example and node.
+        ablation_value: The value of an intervention without a source, by example and node.
+        change: The change of the values of nodes, whose constants are the values of the source.
     """
 
     source: Examples | None
@@ -270,6 +272,7 @@ class SequentialSweep:
     cells: PatchCells
     outcome_nodes: Sequence[int]
     ablation_value: Callable[[int, int], Tensor] | None = None
+    change: Change | None = None
     _evaluators: dict[tuple[bool, int], NodeEvaluator] = field(default_factory=dict)
     _base_outcomes: dict[int, list[Tensor]] = field(default_factory=dict)
 
@@ -277,7 +280,7 @@ class SequentialSweep:
         """The outcomes with a cell set, by example and node; cached if the cell changes no value."""
         results = []
         for n, model in enumerate(self.base.models):
-            interventions = {**self._resolve_sites(cell, n), **self._resolve_paths(cell, n)}
+            interventions = {**self._apply_change(n, self._resolve_sites(cell, n)), **self._resolve_paths(cell, n)}
             changes = any(
                 isinstance(v, AttentionRow) or not torch.equal(v, self._get_value(False, n, k))
                 for k, v in interventions.items()
@@ -290,6 +293,20 @@ class SequentialSweep:
             results.append(outcomes if changes else self._base_outcomes[n])
         return results
 
+    def _apply_change(self, n: int, values: Mapping[int, Tensor | AttentionRow]) -> Mapping[int, Tensor | AttentionRow]:
+        """The values of nodes in example `n` after the change, whose constants are given."""
+        if self.change is None or not values:
+            return values
+        model, module = self.base.models[n], self.base.module
+
+        def evaluate(resolved: Mapping[int, Tensor]) -> Callable[[int], Tensor]:
+            patched = model.surgery(resolved)
+            evaluator = NodeEvaluator(module, patched, {})
+            return lambda node: patched.do[node] if node in patched.do else evaluator.value(node)
+
+        constants = {model.ground.name(node): v for node, v in values.items() if isinstance(v, Tensor)}
+        return resolve_relative(model, dict.fromkeys(values, WithConstants(self.change, constants)), evaluate)
+
     def _resolve_sites(self, cell: int, n: int) -> dict[int, Tensor | AttentionRow]:
         """The values, or rows of attention, that a cell sets in example `n`, by node."""
         patches: dict[int, Tensor | AttentionRow] = {}
@@ -298,11 +315,7 @@ class SequentialSweep:
             for k in (sites.cells == cell).nonzero()[0]:
                 node = offset + int(sites.nodes[k])
                 if not sites.is_attention:
-                    patches[node] = (
-                        self._get_single_value(True, n, node)
-                        if self.ablation_value is None
-                        else self.ablation_value(n, node)
-                    )
+                    patches[node] = self._get_source_value(n, node)
                 elif sites.read_words is None:
                     patches[node] = AttentionRow(self._get_attention_row(True, n, node))
                 else:
@@ -320,7 +333,8 @@ class SequentialSweep:
                 ends.setdefault(path.nodes[-1], []).append(path.nodes)
         patches = {}
         for end, paths in ends.items():
-            sent = {path[0]: self._get_single_value(True, n, path[0]) for path in paths}
+            firsts = {path[0]: self._get_source_value(n, path[0]) for path in paths}
+            sent = {node: value for node, value in self._apply_change(n, firsts).items() if isinstance(value, Tensor)}
             for step in range(1, len(paths[0])):
                 child = paths[0][step]
                 sent = {child: self._compute_child(n, child, sent)}
@@ -354,6 +368,10 @@ class SequentialSweep:
         evaluator = self._get_evaluator(is_source, n)
         node = self._align(node) if is_source else node
         return evaluator.model.do[node] if node in evaluator.model.do else evaluator.value(node)
+
+    def _get_source_value(self, n: int, node: int) -> Tensor:
+        """The value of the source, or of an intervention without one, for a node of example `n`, `[*shape]`."""
+        return self._get_single_value(True, n, node) if self.ablation_value is None else self.ablation_value(n, node)
 
     def _get_single_value(self, is_source: bool, n: int, node: int) -> Tensor:
         """The value of a node, `[*shape]`; an error if it depends on latent choices."""
@@ -448,7 +466,8 @@ class ExampleBatch:
         cells: What each cell sets.
         outcome_nodes: Ground ids of the nodes that the metric reads.
         options: How the cells are computed.
-        ablation: The values that replace those of a source.
+        ablation: The values of an intervention without a source.
+        change: The change of the values of nodes, whose constants are the values of the source or of `ablation`.
         first_example: The number of the first example in the sweep.
         should_cache: Whether the runs of all batches fit in memory, so that they are computed once.
     """
@@ -460,6 +479,7 @@ class ExampleBatch:
     outcome_nodes: tuple[int, ...]
     options: SweepOptions
     ablation: Ablation | None = None
+    change: Change | None = None
     first_example: int = 0
     should_cache: bool = True
     source_outcome_nodes: tuple[int, ...] | None = field(init=False)  # None if the source has no metric
@@ -586,32 +606,31 @@ class ExampleBatch:
         gradient_groups = self._find_gradient_groups(cells) if first_order else frozenset()
         run = PatchedRun(base, self.needed, sources, gradient_groups=gradient_groups)
         patches: dict[int, list[GroupPatch]] = {}
-        if self.ablation is not None:
+        source, outcomes = None, None
+        if self.source is not None:
+            attention_groups = frozenset(sites.group for sites in cells.sites if sites.is_attention)
+            source_run = PatchedRun(self.source.with_choices(states), self.source_needed, sources, attention_groups)
+            source, nodes = source_run.base, self.source_outcome_nodes
+            if nodes is not None:
+                by_node = source_run.compute_base_outcomes()
+                outcomes = {node: by_node[peer] for node, peer in zip(self.outcome_nodes, nodes, strict=True)}
+
+        def build(sites: PatchSites) -> GroupPatch:
+            if source is not None:
+                return build_patch(run, source, sites, self.alignment, self.change)
+            return self._build_ablation_patch(run, sites)
+
+        with torch.no_grad():
             for sites in cells.sites:
-                patches.setdefault(sites.group, []).append(self._build_ablation_patch(run, sites, self.ablation))
-            return self._add_edges(BaseRun(run, patches, find_effective_cells(run, patches), None, None), cells.edges)
-        assert self.source is not None
-        attention_groups = frozenset(sites.group for sites in cells.sites if sites.is_attention)
-        source_run = PatchedRun(self.source.with_choices(states), self.source_needed, sources, attention_groups)
-        source, nodes, outcomes = source_run.base, self.source_outcome_nodes, None
-        if nodes is not None:
-            by_node = source_run.compute_base_outcomes()
-            outcomes = {node: by_node[peer] for node, peer in zip(self.outcome_nodes, nodes, strict=True)}
-        for sites in cells.sites:
-            patches.setdefault(sites.group, []).append(build_patch(run, source, sites, self.alignment))
-        if cells.paths and not first_order:
-            with torch.no_grad():
-                sent = run.patch_paths(
-                    group_paths(cells.paths),
-                    lambda sites: build_patch(run, source, sites, self.alignment),
-                    self.options.memory,
-                )
-            for group, group_patches in sent.items():
-                patches.setdefault(group, []).extend(group_patches)
+                patches.setdefault(sites.group, []).append(build(sites))
+            if cells.paths and not first_order:
+                sent = run.patch_paths(group_paths(cells.paths), build, self.options.memory)
+                for group, group_patches in sent.items():
+                    patches.setdefault(group, []).extend(group_patches)
+            effective = find_effective_cells(run, patches)
         difference = None
-        if self.options.steps:
+        if self.options.steps and source is not None:
             difference = find_input_difference(run, source, source_run.examples, self.alignment)
-        effective = find_effective_cells(run, patches)
         return self._add_edges(BaseRun(run, patches, effective, source, outcomes, difference), cells.edges)
 
     def _find_gradient_groups(self, cells: PatchCells) -> frozenset[int]:
@@ -631,27 +650,30 @@ class ExampleBatch:
         differences = {}
         for w in edges.writers:
             base = get_writer_values(edges.structure, run.base, w)
-            if base_run.source is not None:
-                differences[w] = get_writer_values(edges.structure, base_run.source, w) - base
-                continue
             writer = edges.structure.writer_groups[w]
-            if writer.is_part or self.ablation is None:
+            index, name = writer.spec.group.index, writer.spec.group.name
+            if base_run.source is not None:
+                values = get_writer_values(edges.structure, base_run.source, w)
+            elif writer.is_part or self.ablation is None:
                 hint = "Use sentences on both sides, or name edges of other writers"
-                name = writer.spec.group.name
-                raise UnsupportedError(f"at='edges': an ablation cannot set a part of {name}", hint=hint)
-            index = writer.spec.group.index
-            nodes = np.arange(len(run.examples.model.ground.select_nodes(writer.spec.group)))
-            values = self.ablation.get_values(run, self.first_example, index, nodes)
-            differences[w] = spread_nodes(run, index, values.to(base)) - base
+                raise UnsupportedError(f"at='edges': this intervention cannot set a part of {name}", hint=hint)
+            else:
+                nodes = np.arange(len(run.examples.model.ground.select_nodes(writer.spec.group)))
+                constants = self.ablation.get_values(run, self.first_example, index, nodes)
+                values = spread_nodes(run, index, constants.to(base))
+            if self.change is not None:
+                values = self.change.apply(base, writer.spec.shape, values)
+            differences[w] = values - base
         effective = np.union1d(base_run.effective_cells, find_effective_edges(run, differences, edges))
         return replace(base_run, edges=edges, differences=differences, effective_cells=effective)
 
-    def _build_ablation_patch(self, run: PatchedRun, sites: PatchSites, ablation: Ablation) -> GroupPatch:
-        """The patch of an ablation in one node group."""
+    def _build_ablation_patch(self, run: PatchedRun, sites: PatchSites) -> GroupPatch:
+        """The patch of an intervention without a source in one node group."""
+        assert self.ablation is not None
         nodes, inverse = np.unique(sites.nodes, return_inverse=True)
-        source = ablation.get_values(run, self.first_example, sites.group, nodes)[:, torch.from_numpy(inverse)]
+        source = self.ablation.get_values(run, self.first_example, sites.group, nodes)[:, torch.from_numpy(inverse)]
         patch = build_patch(run, run.base, replace(sites, is_attention=False))
-        return replace(patch, source=source.to(patch.source), is_per_node=True)
+        return replace(patch, source=source.to(patch.source), is_per_node=True, change=self.change)
 
     def _compute_base_sequentially(self, examples: Examples, nodes: Sequence[int]) -> Outcomes:
         """The outcomes of sentences that are run one at a time, by the ids of the base: `[1, example, *shape]`."""
@@ -667,7 +689,7 @@ class ExampleBatch:
         values = (
             None if ablation is None else lambda example, node: ablation.get_value(self.first_example + example, node)
         )
-        runner = SequentialSweep(source, base, self.alignment, self.cells, self.outcome_nodes, values)
+        runner = SequentialSweep(source, base, self.alignment, self.cells, self.outcome_nodes, values, self.change)
         return stack_outcomes(self.outcome_nodes, [runner.compute_outcomes(int(cell)) for cell in cells])
 
 

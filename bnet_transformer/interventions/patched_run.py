@@ -20,6 +20,7 @@ from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gathe
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph.traversal import find_reachable, mark_nodes
+from bnet_transformer.inference.do_values import Change
 from bnet_transformer.interventions.cells import PatchSites, PathsToEnd, WordAlignment
 from bnet_transformer.interventions.examples import Examples, Overrides
 from bnet_transformer.reference import GroundModel
@@ -88,6 +89,8 @@ class GroupPatch:
         is_attention: Whether cells set attention instead of values.
         read_words: The word whose `P(j | i)` is set, `[k]`; None for full rows.
         is_per_node: Whether `source` has a value for each k.
+        change: The change of the values that the nodes have in the run of the cell, with the constants in `source`;
+            None to set the values of `source`.
     """
 
     cells: Tensor
@@ -96,6 +99,7 @@ class GroupPatch:
     is_attention: bool = False
     read_words: Tensor | None = None
     is_per_node: bool = False
+    change: Change | None = None
 
     def renumber_cells(self, new_ids: NDArray[np.int64]) -> GroupPatch:
         """The patch of the cells with a new id, `new_ids[cell]`; cells whose new id is -1 are dropped."""
@@ -495,10 +499,17 @@ class PatchedRun:
         return gather_nodes(self, group, self.base.values[group], patch.nodes)
 
     def get_patch_values(self, group: int, patch: GroupPatch) -> Tensor:
-        """The values to which a patch sets its nodes, `[k, example, *shape]`."""
-        return (
-            patch.source.transpose(0, 1) if patch.is_per_node else gather_nodes(self, group, patch.source, patch.nodes)
-        )
+        """The values to which a patch sets its nodes in the base run, `[k, example, *shape]`."""
+        source = self._get_sources(group, patch)
+        if patch.change is None:
+            return source
+        return patch.change.apply(self.get_base_values(group, patch), self.specs[group].shape, source)
+
+    def _get_sources(self, group: int, patch: GroupPatch) -> Tensor:
+        """The values, or the constants of a change, of the nodes of a patch, `[k, 1 or N, *shape]`."""
+        if patch.is_per_node:
+            return patch.source.transpose(0, 1)
+        return gather_nodes(self, group, patch.source, patch.nodes)
 
     def compute_base_outcomes(self) -> dict[int, Tensor]:
         """The outcomes of the base run: `[1, example, *shape]` of each node."""
@@ -683,9 +694,11 @@ class PatchedRun:
         shape = (examples, *get_layout_shape(self.base, spec)[:-1], len(rows), *values.shape[axis + 1 :])
         values = values.expand(shape).clone()
         plates = tuple(index[has_row] for index in patch.nodes[:-1])
-        value = self.get_patch_values(spec.group.index, patch)[has_row]
         target = values.movedim(0, axis)  # [*plates, row, example, *shape]: a view
-        target[(*plates, row[has_row])] = value.to(values.dtype)
+        value, position = self._get_sources(spec.group.index, patch)[has_row], (*plates, row[has_row])
+        if patch.change is not None:  # of the value in the run of the cell, after the patches above it
+            value = patch.change.apply(target[position], spec.shape, value)
+        target[position] = value.to(values.dtype)
         return values
 
     def _find_last_uses(self) -> dict[int, list[int]]:
@@ -752,7 +765,11 @@ def select_cells(
 
 
 def build_patch(
-    run: PatchedRun, source: ExecutionState, sites: PatchSites, alignment: WordAlignment | None = None
+    run: PatchedRun,
+    source: ExecutionState,
+    sites: PatchSites,
+    alignment: WordAlignment | None = None,
+    change: Change | None = None,
 ) -> GroupPatch:
     """The patch of one node group with the values, or the attention, of another run, at aligned words."""
     spec = run.specs[sites.group]
@@ -764,8 +781,9 @@ def build_patch(
         assert table is not None  # recurrent groups are an obstacle, so their cells have separate runs
         return GroupPatch(cell, node, table.expand(-1, *get_layout_shape(run.base, spec), -1), True, read)
     if alignment is None or alignment.is_identity:
-        return GroupPatch(cell, node, source.values[sites.group])
+        return GroupPatch(cell, node, source.values[sites.group], change=change)
     aligned = get_layout_index(source, spec, alignment.align_nodes(sites.group, sites.nodes))
     value, rank = source.values[sites.group], source.layout.rank
     full = value.expand(value.shape[0], *get_layout_shape(source, spec), *value.shape[rank:])
-    return GroupPatch(cell, node, full.movedim(0, rank - 1)[aligned].transpose(0, 1), is_per_node=True)
+    values = full.movedim(0, rank - 1)[aligned].transpose(0, 1)
+    return GroupPatch(cell, node, values, is_per_node=True, change=change)

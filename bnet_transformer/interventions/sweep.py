@@ -20,7 +20,7 @@ from bnet_transformer._core.tensors import IntArray, enable_gradients
 from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.do_values import Mean, Noise, Zero
+from bnet_transformer.inference.do_values import Change, Mean, Swap, Zero, as_change
 from bnet_transformer.inference.plan import Plan, format_fault, planned
 from bnet_transformer.interventions.ablation import Ablation
 from bnet_transformer.interventions.cells import (
@@ -57,7 +57,7 @@ from bnet_transformer.interventions.patched_run import (
 )
 from bnet_transformer.interventions.routing import iter_patched_words
 from bnet_transformer.interventions.sweep_results import CellResult, EstimateCalibration, Mediation, Sweep
-from bnet_transformer.reference import GroundModel
+from bnet_transformer.reference import GroundModel, locate_node
 
 # --------------------------------------------------------------------------------------------------------------------
 # The plan of a sweep: which cells share a run, which run one at a time and why, and what they cost.
@@ -131,7 +131,6 @@ def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num
 # The validated arguments of a sweep: cells, metric, and the batches of examples that fit in memory.
 
 
-ABLATIONS = Zero | Mean | Noise
 DIRECTIONS = ("denoise", "noise")
 
 
@@ -148,7 +147,8 @@ class SweepRequest:
         options: How cells are computed.
         check: The number of cells that are also run, to check estimates.
         seed: The seed of the random choice of half of these cells.
-        ablation: The values of an ablation.
+        ablation: The values of an intervention without a source.
+        change: The change of the values of nodes, whose constants are the values of the source or of `ablation`.
     """
 
     source: Examples | None
@@ -160,6 +160,7 @@ class SweepRequest:
     check: int = 0
     seed: int = 0
     ablation: Ablation | None = field(default=None, repr=False)
+    change: Change | None = field(default=None, repr=False)
 
     def build_batches(self) -> list[ExampleBatch]:
         """The batches of examples whose runs fit in half of the memory."""
@@ -170,7 +171,7 @@ class SweepRequest:
         fits = size >= len(self.base)
         bases = list(self.base.split(size))
         sources = [None] * len(bases) if self.source is None else self.source.split(size)
-        shared = self.alignment, self.cells, nodes, self.options, self.ablation
+        shared = self.alignment, self.cells, nodes, self.options, self.ablation, self.change
         return [
             ExampleBatch(source, base, *shared, k * size, should_cache=fits)
             for k, (source, base) in enumerate(zip(sources, bases, strict=True))
@@ -214,7 +215,8 @@ def parse_request(
     is_noise = direction == "noise"
     check_choice("convention", convention, (None, *CONVENTIONS))
     options = SweepOptions(check_int("memory", memory), first_order, steps, is_noise, convention)
-    source, base = _parse_sides(clean, corrupt, options, has_alignment=words is not None)
+    source, base, intervention = _parse_sides(clean, corrupt, options, has_alignment=words is not None)
+    change = as_change(intervention)
     alignment = parse_words(base.model, base.model if source is None else source.model, words)
     parsed_metric = parse_metric(base, metric)
 
@@ -229,11 +231,14 @@ def parse_request(
     if first_order:
         _check_real_paths(base, cells)
     if source is None:
-        ablation = _build_ablation(corrupt if is_noise else clean, clean if is_noise else corrupt, base, cells, options)
+        ablation = _build_ablation(intervention, clean if is_noise else corrupt, base, cells, options)
         if words is not None or steps:
             name = "steps" if words is None else "words"
-            raise BNetError(name, expected="sentences on both sides", actual="an ablation, which has no other run")
-        return SweepRequest(None, base, alignment, cells, parsed_metric, options, check, check_seed(seed), ablation)
+            raise BNetError(
+                name, expected="sentences on both sides", actual="an ablation or a change, which has no other run"
+            )
+        seed = check_seed(seed)
+        return SweepRequest(None, base, alignment, cells, parsed_metric, options, check, seed, ablation, change)
     if not alignment.is_identity and any(sites.is_attention for sites in cells.sites):
         expected = "nodes, arrows or paths, because words= does not align the entries of rows of attention"
         raise BNetError("at", expected=expected, actual=at)
@@ -247,23 +252,47 @@ def parse_request(
     if alignment.is_identity:
         runs = (base, source) if is_noise else (source, base)
         cells = replace(cells, aligned=align_labels(cells.positions, *runs))
-    return SweepRequest(source, base, alignment, cells, parsed_metric, options, check, check_seed(seed))
+    if change is not None:
+        _check_change(change, base, cells)
+    return SweepRequest(source, base, alignment, cells, parsed_metric, options, check, check_seed(seed), change=change)
 
 
 def _parse_sides(
     clean: object, corrupt: object, options: SweepOptions, *, has_alignment: bool
-) -> tuple[Examples | None, Examples]:
-    """The sentences that provide the values (None for an ablation), and those that are patched."""
+) -> tuple[Examples | None, Examples, object]:
+    """The sentences that provide the values (None without them), those that are patched, and the intervention.
+
+    The intervention is None for the values of sentences.
+    """
     sides = {"clean": clean, "corrupt": corrupt}
     source_name, base_name = options.side_names
-    if isinstance(sides[base_name], ABLATIONS):
+    if is_intervention(sides[base_name]):
         other = "denoise" if options.is_noise else "noise"
-        hint = f"To ablate the {source_name} sentences use direction={other!r}"
+        hint = f"To change the {source_name} sentences use direction={other!r}"
         raise BNetError(base_name, expected="sentences, which are patched", actual=sides[base_name], hint=hint)
-    if isinstance(sides[source_name], ABLATIONS):
-        return None, parse_examples(base_name, sides[base_name])
-    clean_examples, corrupt_examples = parse_example_pair(clean, corrupt, has_alignment=has_alignment)
-    return (corrupt_examples, clean_examples) if options.is_noise else (clean_examples, corrupt_examples)
+    intervention = sides[source_name] if is_intervention(sides[source_name]) else None
+    if intervention is not None and not isinstance(intervention, Swap):
+        return None, parse_examples(base_name, sides[base_name]), intervention
+    if isinstance(intervention, Swap):
+        sides[source_name] = intervention.target
+    clean_examples, corrupt_examples = parse_example_pair(*sides.values(), has_alignment=has_alignment)
+    pair = (corrupt_examples, clean_examples) if options.is_noise else (clean_examples, corrupt_examples)
+    return *pair, intervention
+
+
+def is_intervention(side: object) -> bool:
+    """True for an intervention in place of sentences: `Zero()`, `Mean(...)`, or a change such as a function."""
+    return isinstance(side, Zero | Mean) or as_change(side) is not None
+
+
+def _check_change(change: Change, base: Examples, cells: PatchCells) -> None:
+    """Raise an error for a node for which a change is not defined, or for rows of attention."""
+    if any(sites.is_attention for sites in cells.sites):
+        hint = "Pass sentences on both sides, or names of nodes"
+        raise BNetError("at", expected="nodes, for a change of values", actual=cells.at, hint=hint)
+    ground, firsts = base.model.ground, {path.nodes[0] for path in cells.paths}
+    for node in {*cells.get_patched_nodes(base.model), *firsts}:
+        change.check(ground.name(node), locate_node(base.model, node)[0])
 
 
 def _check_real_paths(base: Examples, cells: PatchCells) -> None:
@@ -278,10 +307,10 @@ def _check_real_paths(base: Examples, cells: PatchCells) -> None:
 def _build_ablation(
     intervention: Any, sentences: object, base: Examples, cells: PatchCells, options: SweepOptions
 ) -> Ablation:
-    """The values of an ablation of these sentences."""
-    if cells.paths or any(sites.is_attention for sites in cells.sites):
+    """The values of an intervention on these sentences."""
+    if any(sites.is_attention for sites in cells.sites):
         hint = 'Pass a role such as "a", or names of nodes'
-        raise BNetError("at", expected="nodes, for an ablation", actual=cells.at, hint=hint)
+        raise BNetError("at", expected="nodes, for an intervention without another run", actual=cells.at, hint=hint)
     items = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
     return Ablation(intervention, items, cells.get_patched_nodes(base.model), options.memory)
 
@@ -618,8 +647,8 @@ def mediation(
     (('slice', 'word'), torch.Size([3, 3]), torch.Size([3, 3]))
     """
     check_choice("progress", progress, (True, False, None))
-    if isinstance(clean, ABLATIONS):
-        raise BNetError("clean", expected="sentences, for a mediation", actual=clean)
+    if is_intervention(clean) or is_intervention(corrupt):
+        raise BNetError("clean", expected="sentences on both sides, for a mediation", actual=clean)
     indirect = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
     direct = sweep(
         clean, corrupt, at=through, metric=metric, over=over, direction="noise", memory=memory, progress=progress
