@@ -444,10 +444,11 @@ def sweep(
 
     Args:
         clean: The sentence, or the list of sentences (the examples), whose values are patched into the corrupt run.
-            For an ablation of the corrupt sentences `Zero()`, `Mean(...)` or `Noise(...)`.
+            Or what the values of the corrupt sentences become: `Zero()`, `Mean(...)`, `Noise(...)`, `Shift(...)`,
+            `Scale(...)`, a function of the value, `Project(...)`, `Set(...)`, or `Swap(sentences, within)`.
         corrupt: The corrupt sentence or sentences: as many as the clean ones, each with as many words as its clean one.
-            With `direction="noise"` also an ablation of the clean sentences. The pairs of a list may differ in length
-            if cells and metric refer to no single word, as with `over=("slice", "head")`.
+            With `direction="noise"` also what the values of the clean sentences become. The pairs of a list may differ
+            in length if cells and metric refer to no single word, as with `over=("slice", "head")`.
         at: The nodes that cells set: a role (`"x"`, `"q"`; `"j"` for rows of attention), an arrow or a path of roles
             (`"v -> a"`), `"arrows"` for all arrows of roles, `"edges"` for all edges of `net.edges()` or the name of
             one (`"a_0_1 -> q_2_3"`), a list of all these and of names, patterns, paths of names
@@ -623,7 +624,8 @@ def mediation(
     the cell, is that of the clean run with the corrupt values of the cell. Both are differences from the corrupt run.
 
     Args:
-        clean: The clean sentence, or a list of sentences; `corrupt.do(...)` for a treatment of some nodes.
+        clean: The clean sentence, or a list of sentences; `corrupt.do(...)` for a treatment of some nodes;
+            `Swap(sentences, within)` for the effect through a subspace of the values of the cells.
         corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words.
         through: The nodes of the cells: a role, an arrow or a path of roles, or a list, as `at=` of `sweep`.
         metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `sweep`.
@@ -647,11 +649,13 @@ def mediation(
     (('slice', 'word'), torch.Size([3, 3]), torch.Size([3, 3]))
     """
     check_choice("progress", progress, (True, False, None))
-    if is_intervention(clean) or is_intervention(corrupt):
-        raise BNetError("clean", expected="sentences on both sides, for a mediation", actual=clean)
+    if is_intervention(corrupt) or (is_intervention(clean) and not isinstance(clean, Swap)):
+        actual = corrupt if is_intervention(corrupt) else clean
+        raise BNetError("mediation", expected="sentences, or clean=Swap(sentences, within)", actual=actual)
+    treated, swapped = (clean.target, Swap(corrupt, clean.basis)) if isinstance(clean, Swap) else (clean, corrupt)
     indirect = sweep(clean, corrupt, at=through, metric=metric, over=over, memory=memory, progress=progress)
     direct = sweep(
-        clean, corrupt, at=through, metric=metric, over=over, direction="noise", memory=memory, progress=progress
+        treated, swapped, at=through, metric=metric, over=over, direction="noise", memory=memory, progress=progress
     )
     shared = {item.name: getattr(indirect, item.name) for item in fields(CellResult)}
     shared["notes"] = tuple(note for note in indirect.notes if note in direct.notes)
