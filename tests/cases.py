@@ -444,7 +444,7 @@ def bucketed() -> bt.BNet:
         bt.Node("x", tpm.Embed(4), ["token"], plates=WORD),
     ]
     readout = [
-        bt.Node("scaled", tpm.Scale(0.5), ["x"], plates=WORD),
+        bt.Node("scaled", tpm.Multiple(0.5), ["x"], plates=WORD),
         bt.Node("y", tpm.Categorical(3), ["scaled"], plates=WORD),
     ]
     stack = bt.Stack(nodes, prologue, readout, slices=2, vocabulary=VOCABULARY)

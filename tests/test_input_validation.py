@@ -56,7 +56,7 @@ TPMS: dict[str, dict[str, Any]] = {
     **{
         "Positions": {"length": 4, "dim": 4},
         "Relative": {"limit": 2},
-        "Scale": {"factor": 2.0},
+        "Multiple": {"factor": 2.0},
         "Select": {"size": (4, 4)},
         "Table": {"probabilities": (0.5, 0.5)},
         "Weight": {"size": 4},

@@ -26,6 +26,7 @@ from bnet_transformer.tpm import (
     FeedForward,
     Given,
     Linear,
+    Multiple,
     Norm,
     Normal,
     Normaliser,
@@ -35,7 +36,6 @@ from bnet_transformer.tpm import (
     Read,
     Relative,
     ResNet,
-    Scale,
     Select,
     Sinusoid,
     Weight,
@@ -155,7 +155,7 @@ def test_buckets_widen_with_the_distance(two_sided):
 
 
 def test_scale_and_rounded_sinusoids():
-    close(Scale(-0.5).value(EvalContext(), rand(3)), -rand(3) / 2)
+    close(Multiple(-0.5).value(EvalContext(), rand(3)), -rand(3) / 2)
     encodings = [
         Sinusoid(5, halves=True, rounded=rounded).value(EvalContext(word=torch.arange(40), dtype=D))
         for rounded in (True, False)
@@ -283,7 +283,7 @@ BATCHED = [
     (Embed(4), [5]),
     (Attention(Dot(None, rotary=10.0), bias=Relative(1)), [(4,), "(4,)", "(3,)", (3,)]),
     (Attention(Dot(), bias=Buckets(5, furthest=3)), [(4,), "(4,)", "(3,)", (5,)]),
-    (Scale(0.5), [(4,)]),
+    (Multiple(0.5), [(4,)]),
     (Attention(Bilinear(), over="queries"), ["(4,)", (4,), "(4,)", (4, 4)]),
     (Read(), [(4,), "(4,)"]),
     (Pool(), ["(4,)"]),

@@ -189,6 +189,7 @@ CLASS_REGISTRY: dict[str, type] = {
     )
     if isinstance(kind, type) and dataclasses.is_dataclass(kind) and not inspect.isabstract(kind)
 }
+CLASS_NAMES_OF_0_1 = {"Scale": "Multiple"}  # in files of version 0.1
 
 
 def to_json_data(value: object, location: str) -> Any:
@@ -261,6 +262,7 @@ def _find_class(name: object, location: str) -> type:
         raise FileError(location, expected="the name of a class", actual=name)
     module, colon, path = name.partition(":")
     if not colon:
+        name = CLASS_NAMES_OF_0_1.get(name, name)
         if name not in CLASS_REGISTRY:
             known = ", ".join(sorted(CLASS_REGISTRY))
             raise FileError(location, expected="a class of this package", actual=name, allowed=known)

@@ -286,8 +286,8 @@ class Within(Change):
             basis = basis[:, None] if basis.dim() == 1 else basis
             if basis.dim() != 2 or not basis.numel():
                 raise BNetError(name, expected=expected, actual=f"shape {tuple(basis.shape)}")
-            wide = basis.double()
-            error_size = float((wide.T @ wide - torch.eye(wide.shape[1], dtype=wide.dtype)).abs().max())
+            columns = basis.double()
+            error_size = float((columns.T @ columns - torch.eye(columns.shape[1], dtype=torch.float64)).abs().max())
             if not error_size < ORTHONORMAL_TOLERANCE:
                 actual = f"columns whose products differ from those of an orthonormal basis by {error_size:.2g}"
                 raise BNetError(name, expected=expected, actual=actual, hint="Use torch.linalg.qr(columns).Q")
@@ -320,9 +320,9 @@ class Within(Change):
 
     def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
         assert constant is not None
-        lead = value.shape[: value.dim() - len(shape)]
-        flat = value.reshape(*lead, -1)
-        target = constant.expand_as(value).reshape(*lead, -1)
+        leading = value.shape[: value.dim() - len(shape)]
+        flat = value.reshape(*leading, -1)
+        target = constant.expand_as(value).reshape(*leading, -1)
         basis = self.basis.to(value.device)
         if basis.is_floating_point():
             basis = basis.to(value)
@@ -480,11 +480,11 @@ def _to_finite_reals(name: str, value: object) -> Tensor:
     return tensor.detach().clone()
 
 
-def _check_shape(name: str, what: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+def _check_shape(name: str, kind: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
     """Raise an error for a tensor with another shape than the node."""
     if tuple(tensor.shape) != shape:
         actual = f"shape {tuple(tensor.shape)}"
-        raise EvidenceError(name, expected=f"{what} of shape {shape}", actual=actual)
+        raise EvidenceError(name, expected=f"{kind} of shape {shape}", actual=actual)
 
 
 def expand_names(model: GroundModel, subject: str, values: Mapping[str, object]) -> dict[int, object]:

@@ -32,10 +32,10 @@ from bnet_transformer.tpm import (
     Embed,
     EvalContext,
     Given,
+    Multiple,
     Patches,
     Pool,
     Positions,
-    Scale,
     Sinusoid,
     Start,
     Weight,
@@ -409,6 +409,6 @@ def _build_decoder_readout(options: EncoderDecoderOptions, builder: BlockBuilder
     """Build the nodes of the decoder's readout at each position."""
     nodes, source = [], builder.output_role
     if options.logits_scale != 1:
-        nodes, source = [Node("scaled", Scale(options.logits_scale), [builder.output_role], WORD)], "scaled"
+        nodes, source = [Node("scaled", Multiple(options.logits_scale), [builder.output_role], WORD)], "scaled"
     states, has_bias = options.decoder_sizes["states"], options.logits_bias
     return nodes + build_logits(states, source, tied=has_tied_readout(options), has_bias=has_bias)

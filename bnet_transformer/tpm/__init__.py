@@ -32,11 +32,11 @@ from bnet_transformer.tpm.deterministic import (
     Gated,
     Linear,
     Memory,
+    Multiple,
     Norm,
     Pool,
     Recur,
     ResNet,
-    Scale,
 )
 from bnet_transformer.tpm.random import Categorical, Codebook, Normal, Select
 from bnet_transformer.tpm.roots import Embed, Given, Positions, Sinusoid, Start, Weight
@@ -65,6 +65,7 @@ __all__ = [
     "Given",
     "Linear",
     "Memory",
+    "Multiple",
     "Norm",
     "Normal",
     "Normaliser",
@@ -79,7 +80,6 @@ __all__ = [
     "Relative",
     "ResNet",
     "Rotary",
-    "Scale",
     "Score",
     "Select",
     "Sinusoid",

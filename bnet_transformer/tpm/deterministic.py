@@ -390,7 +390,7 @@ class Activation(VectorMap):
 
 @final
 @dataclass(frozen=True)
-class Scale(VectorMap):
+class Multiple(VectorMap):
     """A multiple of a vector: `x' = factor x`; deterministic.
 
     Parent: the vector `x`, `[d]`. The value has shape `[d]`.
@@ -398,7 +398,7 @@ class Scale(VectorMap):
     Args:
         factor: The factor.
 
-    >>> Scale(0.5).value(EvalContext(), torch.tensor([2.0]))
+    >>> Multiple(0.5).value(EvalContext(), torch.tensor([2.0]))
     tensor([1.])
     """
 

@@ -30,13 +30,13 @@ from bnet_transformer.tpm import (
     Embed,
     FeedForward,
     Linear,
+    Multiple,
     Norm,
     Normal,
     Pool,
     Positions,
     Read,
     Recur,
-    Scale,
     Select,
     Start,
     Weight,
@@ -446,7 +446,7 @@ def _preserves_basis(axes: _AxisReader) -> bool:
     if isinstance(tpm, Norm):
         return tpm.form == "rms" and not axes.spec.parameters
     is_identity = isinstance(tpm, Activation) and tpm.activation == "identity"
-    return isinstance(tpm, Add | Pool | Dropout | Scale) or is_identity
+    return isinstance(tpm, Add | Pool | Dropout | Multiple) or is_identity
 
 
 def _group_attention(axes: _AxisReader, tpm: Attention | Read) -> AxisGroups:
