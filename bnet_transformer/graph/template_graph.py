@@ -11,7 +11,8 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from bnet_transformer._core.hook_names import (
+from bnet_transformer._core.naming import (
+    EVERY_NODE,
     FIRST_STATE,
     HOOK_ALIASES,
     HOOK_PATTERN,
@@ -19,8 +20,12 @@ from bnet_transformer._core.hook_names import (
     POST_NORM_HOOKS,
     PRE_NORM_HOOKS,
     STACK_BLOCKS,
+    WORD,
+    Reach,
+    join_name,
+    join_stem,
+    split_pattern,
 )
-from bnet_transformer._core.naming import EVERY_NODE, WORD, Reach, join_name, join_stem, split_pattern
 from bnet_transformer.errors import UnknownNameError, unknown_name_error
 
 

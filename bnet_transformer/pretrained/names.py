@@ -24,8 +24,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
 
-from bnet_transformer._core.hook_names import FIRST_STATE, NEXT_STATE, POST_NORM_HOOKS, PRE_NORM_HOOKS
-from bnet_transformer._core.naming import join_stem, split_pattern
+from bnet_transformer._core.naming import (
+    FIRST_STATE,
+    NEXT_STATE,
+    POST_NORM_HOOKS,
+    PRE_NORM_HOOKS,
+    join_stem,
+    split_pattern,
+)
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, UnknownNameError, unknown_name_error
