@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 import bnet_transformer as bt
 from bnet_transformer.cli import main
 from bnet_transformer.cli.group import COMMANDS, read_source_signature
-from bnet_transformer.cli.inputs import parse_states
+from bnet_transformer.cli.io import parse_states
 
 
 def run(*arguments, **options):

@@ -136,7 +136,7 @@ def make_failing(monkeypatch, error):
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr("bnet_transformer.cli.inputs.TextSource.read_texts", fail)
+    monkeypatch.setattr("bnet_transformer.cli.io.TextSource.read_texts", fail)
     return run
 
 
@@ -189,7 +189,7 @@ def test_a_warning_is_one_line(monkeypatch):
         warnings.warn("of\nmany lines", stacklevel=1)
         return ["the cat"]
 
-    monkeypatch.setattr("bnet_transformer.cli.inputs.TextSource.read_texts", warn)
+    monkeypatch.setattr("bnet_transformer.cli.io.TextSource.read_texts", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         result = run("cost", "the cat")
@@ -208,17 +208,17 @@ def test_no_arguments_print_help():
 
 SERVE = """
 import sys, time
-import bnet_transformer.cli.inputs as inputs
+import bnet_transformer.cli.io as commands
 import bnet_transformer.serve.server as app
 from bnet_transformer.cli import main
-step, load_model = sys.argv[1], inputs.load_model
+step, load_model = sys.argv[1], commands.load_model
 
 def run_slowly(*_):
     print("started", flush=True)
     time.sleep(100)
 
 if step == "load":
-    inputs.load_model = run_slowly
+    commands.load_model = run_slowly
 if step == "query":
     app._encode_page = run_slowly
 main(["serve", "tiny", "--port", "0", *sys.argv[2:]])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.cli.outputs import format_json
+from bnet_transformer.cli.io import format_json
 from bnet_transformer.cli.questions import _format_state
 from bnet_transformer.interventions import Zero
 from tests.test_cli import assert_line, run

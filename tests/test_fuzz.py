@@ -26,7 +26,7 @@ from safetensors.torch import load as load_bytes, save as save_bytes
 
 import bnet_transformer as bt
 from bnet_transformer._core.tokens import Tokenizer
-from bnet_transformer.cli.inputs import TextSource
+from bnet_transformer.cli.io import TextSource
 from bnet_transformer.cli.learning import read_examples
 from bnet_transformer.data.dataset import map_tokens
 from bnet_transformer.declare import io as store

@@ -2,8 +2,8 @@
 
 The modules, in the order of a call: `group` imports the module of a command when the command is used, creates its
 options from the signatures of Python functions, and turns an exception into one line on the standard error and an exit
-code: 1 for a bug, 2 for invalid input, 130 for an interrupt. `inputs` parses sentences, values and names. `nets`,
-`questions` and `learning` contain the commands. `outputs` prints and writes their results.
+code: 1 for a bug, 2 for invalid input, 130 for an interrupt. `io` parses sentences, values and names, and prints and
+writes the results. `nets`, `questions` and `learning` contain the commands.
 """
 
 try:

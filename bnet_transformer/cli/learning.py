@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from bnet_transformer._core.checks import is_integer
-from bnet_transformer.cli import inputs
 from bnet_transformer.cli.group import ApiOptions, Interrupted, SignatureCommand
-from bnet_transformer.cli.inputs import TextSource
-from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, format_table, make_plotter
+from bnet_transformer.cli.io import (
+    IMAGES,
+    TABLES,
+    CommandResult,
+    Output,
+    TextSource,
+    format_table,
+    load_model,
+    make_config,
+    make_plotter,
+    split_stacks,
+)
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -136,7 +145,7 @@ def _load_saved_net(model: str, declared: Mapping[str, Any]) -> BNet:
     if declared:
         actual = ", ".join(f"--{name.replace('_', '-')}" for name in declared)
         raise BNetError(f"{actual} cannot be combined with --model", hint="These options declare a new net")
-    return inputs.load_model(model)
+    return load_model(model)
 
 
 @click.command(
@@ -185,7 +194,7 @@ def fit(
     from bnet_transformer.learning.fit import methods
 
     kind = type(methods.resolve_method(method))
-    config = inputs.make_config(kind, options, tuple(methods.METHODS), f"--method {method}")
+    config = make_config(kind, options, tuple(methods.METHODS), f"--method {method}")
     if held_out is not None:
         options["held_out"] = held_out.build_pairs(held_out.infer_observed(observed), net.network)
     pairs = data.build_pairs(observed, net.network)
@@ -292,8 +301,8 @@ def train(
     options["checkpoints"] = run_options.make_checkpoints()
     from bnet_transformer.learning import training
 
-    options["optimizer"] = inputs.make_config(training.AdamW, options)
-    options["early_stopping"] = inputs.make_config(training.EarlyStopping, options)
+    options["optimizer"] = make_config(training.AdamW, options)
+    options["early_stopping"] = make_config(training.EarlyStopping, options)
     options["steps"] = DEFAULT_STEPS if steps is None and "epochs" not in options else steps
     if held_out is not None:
         options["held_out"] = _make_examples(net, held_out)
@@ -326,5 +335,5 @@ def _build_decoder(data: TextExamples, declared: dict[str, Any], options: dict[s
 def _make_examples(net: BNet, data: TextExamples) -> list[object]:
     """Return the sentences as arguments of `net.sentence`, or pairs of a sentence and its targets."""
     if data.targets is None:
-        return [inputs.split_stacks(net, text) for text in data.texts]
+        return [split_stacks(net, text) for text in data.texts]
     return list(data.build_pairs(data.infer_observed(None), net.network))

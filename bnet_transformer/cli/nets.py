@@ -15,10 +15,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from bnet_transformer._core.checks import is_integer
-from bnet_transformer.cli import inputs
 from bnet_transformer.cli.group import ApiOptions, Count, SignatureCommand, escape_control
-from bnet_transformer.cli.inputs import SentenceQuery, TextSource
-from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, make_plotter, number_path
+from bnet_transformer.cli.io import (
+    IMAGES,
+    TABLES,
+    CommandResult,
+    Output,
+    SentenceQuery,
+    TextSource,
+    check_model,
+    load_model,
+    make_plotter,
+    number_path,
+    parse_names,
+    parse_states,
+    split_stacks,
+)
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -55,7 +67,7 @@ def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: s
         raise BNetError("the output file is missing", hint="Give it with -o, such as -o cat.svg")
     output.check(len(texts))
     if words is not None:
-        options["words"] = inputs.parse_states("--words", words)
+        options["words"] = parse_states("--words", words)
     sentences: list[dict[str, Any]] = []
     lines: list[str] = []
     for k, s in enumerate(query.iter_sentences(texts)):
@@ -132,9 +144,9 @@ def cost(
     texts = [] if words else SentenceQuery(source.sentences, source.file, model).read_texts()
     counts: list[Any] = [_parse_word_counts(text) for text in words]
     output.check(len(texts) + len(counts), combined_suffixes=TABLES)
-    net = inputs.load_model(model)
-    counts += [net.sentence(inputs.split_stacks(net, text)).ground.word_counts for text in texts]
-    groups = None if want is None else inputs.parse_names("--want", want)
+    net = load_model(model)
+    counts += [net.sentence(split_stacks(net, text)).ground.word_counts for text in texts]
+    groups = None if want is None else parse_names("--want", want)
     results = []
     for count, text in zip(counts, texts or words, strict=True):
         cost = net.cost(count, want=groups, **options)
@@ -228,12 +240,12 @@ def serve(models: tuple[str, ...], port: int = 8765, no_browser: bool = False, m
 
     names = models or ("tiny", *filter(is_installed, PACKAGES))
     for name in names:
-        inputs.check_model(name)
+        check_model(name)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("bnet_transformer.serve")
     logger.addHandler(handler)
-    loaders = {name: partial(inputs.load_model, name) for name in names}
+    loaders = {name: partial(load_model, name) for name in names}
     print_line, limits = lambda line: click.echo(escape_control(line)), Limits(words=max_words)
     run_server(loaders, port=port, limits=limits, print_line=print_line, open_browser=not no_browser)
     # A thread that computes or loads a model cannot be interrupted; Python would wait for it, and print the traceback

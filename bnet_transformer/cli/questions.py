@@ -10,10 +10,23 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from bnet_transformer._core.tokens import distinguish, name_columns
-from bnet_transformer.cli import inputs
 from bnet_transformer.cli.group import ApiOptions, Count, SignatureCommand
-from bnet_transformer.cli.inputs import SentenceQuery, TextSource
-from bnet_transformer.cli.outputs import IMAGES, TABLES, CommandResult, Output, TableOutput, format_table, make_plotter
+from bnet_transformer.cli.io import (
+    IMAGES,
+    TABLES,
+    CommandResult,
+    Output,
+    SentenceQuery,
+    TableOutput,
+    TextSource,
+    find_word,
+    format_table,
+    load_model,
+    make_plotter,
+    parse_names,
+    parse_states,
+    split_stacks,
+)
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
@@ -62,7 +75,7 @@ def posterior(nodes: str, query: SentenceQuery, options: dict[str, Any], output:
 
     bnet-transformer ask posterior y_2 "the cat sat" --do c=1
     """
-    names = inputs.parse_names("NODES", nodes)
+    names = parse_names("NODES", nodes)
 
     def answer(s: Sentence) -> CommandResult:
         probs = s.posterior(names if len(names) > 1 else names[0], **options)
@@ -98,7 +111,7 @@ def most_probable(query: SentenceQuery, options: dict[str, Any], output: TableOu
         nodes: Only these nodes, separated by commas; the other nodes are summed out (marginal MAP). A node group or a
             pattern such as c_0_* is several nodes.
     """
-    names = None if nodes is None else inputs.parse_names("--nodes", nodes)
+    names = None if nodes is None else parse_names("--nodes", nodes)
 
     def answer(s: Sentence) -> CommandResult:
         result = s.most_probable(**options) if names is None else s.marginal_map(names, **options)
@@ -126,8 +139,8 @@ def separated(
         deterministic: Treat nodes that the given nodes determine as given.
         verify: Also measure the dependence between X and Y in this sentence.
     """
-    left, right = inputs.parse_names("X", x), inputs.parse_names("Y", y)
-    known = [name for text in query.given for name in inputs.parse_names("--given", text)]
+    left, right = parse_names("X", x), parse_names("Y", y)
+    known = [name for text in query.given for name in parse_names("--given", text)]
 
     def answer(s: Sentence) -> CommandResult:
         result = s.separated(left, right, known, deterministic=deterministic, verify=verify)
@@ -188,7 +201,7 @@ def reads(
     def answer(s: Sentence) -> CommandResult:
         reads = s.reads(**options)
         tokens = list(reads.tokens)
-        k = None if word is None else inputs.find_word("--word", word, tokens)
+        k = None if word is None else find_word("--word", word, tokens)
         top_paths = [] if k is None else reads.paths(k, count=paths or 3)
         document = {"tokens": tokens, "slices": reads.slices, "residual": reads.residual, "matrix": reads.matrix}
         document["paths"] = [{"words": path.words, "probability": path.probability} for path in top_paths]
@@ -271,11 +284,11 @@ def sweep(
         raise BNetError(both if metric is not None else "the metric is missing", hint=METRIC_HINT)
     from bnet_transformer.interventions import Mean, Zero, sweep
 
-    net = inputs.load_model(query.model)
+    net = load_model(query.model)
     pairs = [[query.build_sentence(net, text) for text in pair] for pair in texts]
     clean, corrupt = [pair[0] for pair in pairs], [pair[-1] for pair in pairs]
     target = _parse_metric(metric) if metric is not None else _make_answer_metric(corrupt[0], str(answer))
-    options["over"] = None if over is None else inputs.parse_names("--over", over)
+    options["over"] = None if over is None else parse_names("--over", over)
     if memory is not None:
         options["memory"] = memory * 2**20
     is_noise = options.get("direction") == "noise"
@@ -331,7 +344,7 @@ def _parse_metric(text: str) -> dict[str, object]:
 
 def _parse_metric_states(option: str, text: str) -> object:
     """One state, or a pair of states."""
-    parts = inputs.parse_states(option, text)
+    parts = parse_states(option, text)
     if len(parts) > 2:
         raise BNetError(option, expected="one or two states", actual=text)
     return parts[0] if len(parts) == 1 else tuple(parts)
@@ -397,8 +410,8 @@ def heads(
     from bnet_transformer.attention.inclusion import inclusion
     from bnet_transformer.attention.roles import roles as find_roles
 
-    net = inputs.load_model(model)
-    sentences: list[object] = [inputs.split_stacks(net, text) for text in texts]
+    net = load_model(model)
+    sentences: list[object] = [split_stacks(net, text) for text in texts]
     result = inclusion(net, sentences, **options)
     shared = {name: options[name] for name in ("interval", "seed") if name in options}
     by_head = find_roles(net, sentences, **shared).by_head() if roles else None
