@@ -1,6 +1,6 @@
 """The interactive page of a sentence, as an HTML file and as a notebook widget; both use the same code in `frontend/`.
 
-`attention` computes the attention for every state of the latent choices. `description` collects it, the graph and the
+`description` computes the attention for every state of the latent choices, and collects it, the graph and the
 contributions in a description for JSON and a buffer of bytes. `html` renders the equations and bundles all with the
 front end into one HTML file; `widget` sends them to a notebook through anywidget, and checks the view that Python sets.
 

@@ -32,8 +32,7 @@ from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.plan import get_planner
 from bnet_transformer.inference.query import find_state_group
 from bnet_transformer.interventions.sweep import sweep
-from bnet_transformer.page.attention import prepare_attention
-from bnet_transformer.page.description import PageOptions, describe_sentence
+from bnet_transformer.page.description import PageOptions, describe_sentence, prepare_attention
 from bnet_transformer.page.html import render_html
 from bnet_transformer.page.widget import apply_message
 from bnet_transformer.reference import has_ancestor_choices
