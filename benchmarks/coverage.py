@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import bnet_transformer as bt
-from bnet_transformer.learning.fit.comparison import count_overlap, match_heads
+from bnet_transformer.learning.fit.heads import count_overlap, match_heads
 from bnet_transformer.learning.fit.objective import Method
 from bnet_transformer.tpm import Normal
 

@@ -45,8 +45,8 @@ from torch.nn import functional
 
 import bnet_transformer as bt
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.learning.fit.comparison import match_heads
 from bnet_transformer.learning.fit.em import SecondOrderOptimizer
+from bnet_transformer.learning.fit.heads import match_heads
 from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "head_recovery.md"

@@ -15,7 +15,7 @@ from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import Evidence, contraction, log_evidence, posterior
 from bnet_transformer.inference.contraction import chain_log_partition
 from bnet_transformer.interventions import Attend
-from bnet_transformer.learning.fit.comparison import align_heads
+from bnet_transformer.learning.fit.heads import align_heads
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.tpm import (
     Add,

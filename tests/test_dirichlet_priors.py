@@ -16,7 +16,7 @@ import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.batch import infer_fit_task
-from bnet_transformer.learning.fit.comparison import align_heads
+from bnet_transformer.learning.fit.heads import align_heads
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from tests.cases import CASES, Case, batch_evidence, batch_inputs, close, jitter
 

@@ -11,21 +11,22 @@ import bnet_transformer as bt
 from bnet_transformer._core.stats import estimate_log_mean, resample, smooth_weights
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.batch import infer_fit_task
-from bnet_transformer.learning.fit.approximation import (
-    Approximation,
-    Mode,
-    Proposals,
-    choose_approximation,
-    compute_log_student,
-    find_head_symmetries,
-    find_sign_symmetries,
-    share_weights,
-)
 from bnet_transformer.learning.fit.coordinates import Coordinates, GaugeBlock
 from bnet_transformer.learning.fit.diagnostics import count_uninformed, describe_weighted, find_coincident_heads
 from bnet_transformer.learning.fit.heads import find_selectors, interval
 from bnet_transformer.learning.fit.identification import Gauge, find_gauges, find_unfixed
-from bnet_transformer.learning.fit.laplace import compute_evidence, polish
+from bnet_transformer.learning.fit.laplace import (
+    Approximation,
+    Mode,
+    Proposals,
+    choose_approximation,
+    compute_evidence,
+    compute_log_student,
+    find_head_symmetries,
+    find_sign_symmetries,
+    polish,
+    share_weights,
+)
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import batch_evidence, batch_inputs, get_case, grouped

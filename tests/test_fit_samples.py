@@ -19,9 +19,9 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.learning.fit import heads as heads, laplace, nuts
-from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import count_effective, describe_effective
+from bnet_transformer.learning.fit.heads import align_heads
 from bnet_transformer.learning.fit.nuts import NUTSChain, find_chain_starts
 from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, select_learnable
 from bnet_transformer.learning.fit.result import Fit

@@ -1,18 +1,17 @@
 """Fitting nets with latent choices: MAP, EM, Laplace, SVI and NUTS with one objective, the exact log evidence.
 
-A fit passes through these modules: `methods` (`fit`, its checks, the table of methods, the plan), `objective`
-(the objective and the configs of the methods), `em` (MAP and EM by second-order steps, with `curvature`) or `adam`
-(the same to first order, and the loop over restarts), `laplace`, `svi` or `nuts`, and `result` (`Fit`). These three
-use `coordinates`, in which the gauge of attention is fixed, and `approximation` (the Normal distribution at a mode,
-and the equal modes that an evidence counts). `identification` states what the likelihood does not identify, and
-`diagnostics` what limits a fit. A `Fit` uses `predictive` (predictions, posterior predictive checks), `heads` (heads
-and their invariants), `comparison` (matched heads of two fits, alignment of the heads of draws) and `arviz_groups`
-(the export to ArviZ). `from_pyro` creates a `Fit` from a result of Pyro. `model_comparison` compares many fits in one
-table, and fits each number of heads.
+A fit passes through these modules: `methods` (`fit`, its checks, the table of methods, the plan), `objective` (the
+objective and the configs of the methods), `em` (MAP and EM by second-order steps, with `curvature`) or `adam` (the same
+to first order, and the loop over restarts), `laplace`, `svi` or `nuts`, and `result` (`Fit`). These three use
+`coordinates`, in which the gauge of attention is fixed, and from `laplace` the Normal distribution at a mode and the
+equal modes that an evidence counts. `identification` states what the likelihood does not identify, and `diagnostics`
+what limits a fit. A `Fit` uses `predictive` (predictions, posterior predictive checks), `heads` (heads and their
+invariants, matched heads of two fits, alignment of the heads of draws) and `arviz_groups` (the export to ArviZ).
+`from_pyro` creates a `Fit` from a result of Pyro. `model_comparison` compares many fits in one table, and fits each
+number of heads.
 """
 
-from bnet_transformer.learning.fit.comparison import Comparison
-from bnet_transformer.learning.fit.heads import Heads
+from bnet_transformer.learning.fit.heads import Comparison, Heads
 from bnet_transformer.learning.fit.methods import fit
 from bnet_transformer.learning.fit.model_comparison import ModelComparison, compare, fit_heads
 from bnet_transformer.learning.fit.objective import EM, MAP, NUTS, SVI, Laplace

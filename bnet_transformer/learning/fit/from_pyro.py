@@ -25,8 +25,8 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.learning.fit.adam import replace_learned
-from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.heads import (
+    align_heads,
     describe_unidentified,
     find_representative,
     log_likelihoods,

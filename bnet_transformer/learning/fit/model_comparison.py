@@ -20,9 +20,14 @@ from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.fit.comparison import check_densities, paired_difference
 from bnet_transformer.learning.fit.diagnostics import count_free
-from bnet_transformer.learning.fit.heads import DEAD_USAGE, find_selectors, occupancy
+from bnet_transformer.learning.fit.heads import (
+    DEAD_USAGE,
+    check_densities,
+    find_selectors,
+    occupancy,
+    paired_difference,
+)
 from bnet_transformer.learning.fit.methods import fit as fit_net
 from bnet_transformer.learning.fit.result import (
     LEAVE_ONE_OUT,

@@ -26,12 +26,17 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit.adam import build_fit, to_network_devices
-from bnet_transformer.learning.fit.approximation import Approximation, Mode, choose_approximation
-from bnet_transformer.learning.fit.comparison import align_heads
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import compute_rhat, describe_effective
-from bnet_transformer.learning.fit.heads import find_representative
-from bnet_transformer.learning.fit.laplace import find_mode, randomize, to_double
+from bnet_transformer.learning.fit.heads import align_heads, find_representative
+from bnet_transformer.learning.fit.laplace import (
+    Approximation,
+    Mode,
+    choose_approximation,
+    find_mode,
+    randomize,
+    to_double,
+)
 from bnet_transformer.learning.fit.objective import NUTS, FitProblem, check_full_batch, to_parameters
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.training import defer_interrupt

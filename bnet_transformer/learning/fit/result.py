@@ -29,18 +29,21 @@ from bnet_transformer.inference.elimination import compute_posterior
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit import heads as heads
 from bnet_transformer.learning.fit.arviz_groups import leave_one_out, to_arviz
-from bnet_transformer.learning.fit.comparison import (
+from bnet_transformer.learning.fit.diagnostics import describe_rhat
+from bnet_transformer.learning.fit.heads import (
     Comparison,
+    Heads,
     check_densities,
     count_overlap,
     estimate_gain_uncertainty,
+    find_selectors,
     get_present_words,
     match_heads,
     matched_cosines,
+    occupancy,
     paired_difference,
+    samples_to_parameters,
 )
-from bnet_transformer.learning.fit.diagnostics import describe_rhat
-from bnet_transformer.learning.fit.heads import Heads, find_selectors, occupancy, samples_to_parameters
 from bnet_transformer.learning.fit.objective import LOG_EVIDENCE, FitObjective, select_learnable
 from bnet_transformer.learning.fit.predictive import Check, check_posterior_predictive, predict_readout
 from bnet_transformer.learning.training import N

@@ -29,10 +29,18 @@ from bnet_transformer.learning.fit.adam import (
     optimize,
     to_network_devices,
 )
-from bnet_transformer.learning.fit.approximation import MIN_PROPOSALS, choose_approximation, evaluate_draws
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import describe_weighted
-from bnet_transformer.learning.fit.laplace import check_size, describe_mode, find_mode, find_uninformed, to_double
+from bnet_transformer.learning.fit.laplace import (
+    MIN_PROPOSALS,
+    check_size,
+    choose_approximation,
+    describe_mode,
+    evaluate_draws,
+    find_mode,
+    find_uninformed,
+    to_double,
+)
 from bnet_transformer.learning.fit.objective import SVI, FitObjective, FitProblem, Laplace, to_parameters
 from bnet_transformer.learning.fit.result import Fit
 
