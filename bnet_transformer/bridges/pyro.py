@@ -48,6 +48,7 @@ from bnet_transformer.data.checks import (
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec, as_network
 from bnet_transformer.errors import BNetError, EvidenceError, format_value, unknown_name_error
 from bnet_transformer.inference.elimination import compute_log_evidence
+from bnet_transformer.inference.factors import request_factors
 from bnet_transformer.inference.sampling import SamplingScan
 from bnet_transformer.tpm.base import broadcast_shapes
 
@@ -751,7 +752,8 @@ class _LogEvidence(torch.nn.Module):
 
     def forward(self, evidence: Mapping[int, Evidence], request: ExecutionRequest) -> Tensor:
         """Compute the log evidence of each sentence; impossible evidence is not an error."""
-        return compute_log_evidence(self.module.eval(), evidence, request, check=False)
+        module = self.module.eval()
+        return compute_log_evidence(module, request_factors(module, evidence, None, request), check=False)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.generation.steering import DecodingInterventions, build_request
 from bnet_transformer.inference.elimination import compute_posterior
+from bnet_transformer.inference.factors import request_factors
 from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Linear
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -529,7 +530,8 @@ class ChoiceSampler:
                     probs = self._compute_conditional(choice, request, size)
                 else:
                     evidence = {**words, **self._collect_evidence(size)}
-                    probs = compute_posterior(self.module, choice, evidence, request)
+                    factors = request_factors(self.module, evidence, choice, request)
+                    probs = compute_posterior(self.module, choice, factors)
                 at: tuple[slice | int, ...] = (slice(None), *index)
                 sampled = torch.multinomial(probs[at].expand(len(rows), -1), 1, generator=self.generator)[:, 0]
                 states[at] = torch.where(rows, sampled, states[at])
@@ -621,7 +623,7 @@ class FilteringDecoder:
             return compute_next_word(execution, self.readout, count - 1).expand(len(ids), -1)
         check_no_shifts(request, self.choices)
         evidence = {index: observe_next_words(x[self.stack], count - 1)}
-        probs = compute_posterior(self.module, index, evidence, request)
+        probs = compute_posterior(self.module, index, request_factors(self.module, evidence, index, request))
         return probs[:, count - 1].log()
 
     def step(self, ids: Tensor) -> Tensor:

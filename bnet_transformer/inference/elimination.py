@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from bnet_transformer.data.checks import StackTensors, check_evidence, check_mas
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.contraction import chain_log_partition, most_probable_path
-from bnet_transformer.inference.factors import LOG_ZERO, Factor, compute_factors, request_factors
+from bnet_transformer.inference.factors import LOG_ZERO, Factor, FactorRequest, compute_factors, request_factors
 from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm.base import broadcast_shapes
 
@@ -78,33 +79,23 @@ def log_evidence(
     torch.Size([1])
     """
     request, observed = _check_arguments(module, None, evidence, budget, atol, x=x, mask=mask, do=do, given=given)
-    return compute_log_evidence(module, observed, request, budget, atol, check=check, dtype=dtype)
+    factors = request_factors(module, observed, None, request, budget=budget, atol=atol)
+    return compute_log_evidence(module, factors, check=check, dtype=dtype)
 
 
 @ignore_caller_modes()
 def compute_log_evidence(
-    module: CompiledModule,
-    evidence: Mapping[int, Evidence],
-    request: ExecutionRequest,
-    budget: int = BUDGET,
-    atol: float = ATOL,
-    *,
-    check: bool = True,
-    dtype: torch.dtype | None = None,
+    module: CompiledModule, request: FactorRequest, *, check: bool = True, dtype: torch.dtype | None = None
 ) -> Tensor:
     """The log evidence of each sentence, as `log_evidence`, of values that are trusted.
 
     Args:
         module: The compiled net.
-        evidence: The evidence, by group.
-        request: The sentences and their interventions.
-        budget: The maximum number of joint states of the choices on which one value depends.
-        atol: The absolute tolerance of evidence on nodes that are functions of their parents.
+        request: The factors of the evidence.
         check: Whether impossible evidence is an error.
         dtype: The type of the result; by default that of log probabilities in the net.
     """
-    factor_request = request_factors(module, evidence, None, request, atol=atol, budget=budget)
-    execution, factors = compute_factors(module, factor_request)
+    execution, factors = compute_factors(module, request)
     total = eliminate_choices(execution, factors, dtype)
     if check and is_readable(total):
         check_possible(execution, factors, total)
@@ -156,31 +147,21 @@ def posterior(
     """
     request, observed = _check_arguments(module, target, evidence, budget, atol, x=x, mask=mask, do=do, given=given)
     index = module.network.graph.get_group(target).index
-    return compute_posterior(module, index, observed, request, budget, atol)
+    factors = request_factors(module, observed, index, request, budget=budget, atol=atol)
+    return compute_posterior(module, index, factors)
 
 
 @enable_gradients()
-def compute_posterior(
-    module: CompiledModule,
-    target: int,
-    evidence: Mapping[int, Evidence],
-    request: ExecutionRequest,
-    budget: int = BUDGET,
-    atol: float = ATOL,
-) -> Tensor:
+def compute_posterior(module: CompiledModule, target: int, request: FactorRequest) -> Tensor:
     """`P(target | evidence)` for a discrete node group, as `posterior`, of values that are trusted.
 
     Args:
         module: The compiled net.
         target: The discrete node group.
-        evidence: The evidence, by group.
-        request: The sentences and their interventions.
-        budget: The maximum number of joint states of the choices on which one value depends.
-        atol: The absolute tolerance of evidence on nodes that are functions of their parents.
+        request: The factors of the evidence and the target.
     """
     with torch.no_grad():
-        factor_request = request_factors(module, evidence, target, request, atol=atol, budget=budget)
-        execution, factors = compute_factors(module, factor_request)
+        execution, factors = compute_factors(module, request)
     spec, dim = module.network.specs[target], execution.layout.enumerated.index(target)
     batch = 1 if spec.scope == "corpus" else get_batch_size(factors, execution)
     shape = get_full_shape(execution, spec.group.plates, spec.group.word_stack, batch)
@@ -198,30 +179,18 @@ def compute_posterior(
 
 
 @torch.no_grad()
-def find_best_paths(
-    module: CompiledModule,
-    target: int,
-    evidence: Mapping[int, Evidence],
-    request: ExecutionRequest,
-    budget: int,
-    atol: float,
-) -> tuple[dict[int, Tensor], float]:
+def find_best_paths(module: CompiledModule, request: FactorRequest) -> tuple[dict[int, Tensor], float]:
     """The most probable states of independent chains along the words, the only choices of a sentence (Viterbi 1967).
 
     Args:
         module: The compiled net.
-        target: One chain.
-        evidence: The evidence, by group.
-        request: One sentence and its interventions.
-        budget: The maximum number of joint states of the choices on which one value depends.
-        atol: The absolute tolerance of evidence on nodes that are functions of their parents.
+        request: The factors of the evidence of one sentence and of one chain.
 
     Returns:
         The states `[node]` of each enumerated group, by its index, of equally probable paths the smallest one; and
         `log P(states, evidence)`.
     """
-    factor_request = request_factors(module, evidence, target, request, atol=atol, budget=budget)
-    execution, factors = compute_factors(module, factor_request)
+    execution, factors = compute_factors(module, request)
     layout = execution.layout
     # Sums of float32 numbers would lose the digits that decide between two paths.
     factors = [replace(factor, table=factor.table.double()) for factor in factors]
@@ -488,7 +457,7 @@ def _sum_out_choices(execution: ExecutionState, tables: list[Tensor], choices: l
         # because the optimal order is NP-hard. Every order gives the same sum.
         shapes = {i: broadcast_shapes(*(t.shape for t in operands)) for i, operands in touching.items() if operands}
         costs = {i: math.prod(shapes.get(i, (0,))) for i in remaining}
-        chosen = min(remaining, key=lambda i: costs[i])
+        chosen = min(remaining, key=costs.__getitem__)
         if costs[chosen] > MAX_TABLE_ELEMENTS:
             name = execution.network.specs[chosen].group.name
             raise BudgetError(
@@ -586,13 +555,8 @@ def _add_log_tables(tables: list[Tensor], execution: ExecutionState) -> Tensor:
     """The sum of log tables, in increasing order of size, so that a table without a batch is added only once."""
     if not tables:
         return torch.zeros([1] * execution.layout.rank, dtype=execution.log_dtype, device=execution.device)
-    ordered = sorted(tables, key=lambda table: table.numel())
-    if len(ordered) == 1:
-        return ordered[0]
-    total = ordered[0]
-    for table in ordered[1:]:
-        total = total + table
-    return total.clamp(min=LOG_ZERO)
+    ordered = sorted(tables, key=Tensor.numel)
+    return ordered[0] if len(ordered) == 1 else reduce(torch.add, ordered).clamp(min=LOG_ZERO)
 
 
 def get_full_shape(execution: ExecutionState, plates: tuple[str, ...], words: str | None, batch_size: int) -> list[int]:

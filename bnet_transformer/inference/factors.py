@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import itemgetter
 
 import torch
@@ -35,7 +36,7 @@ from bnet_transformer.data import Evidence
 from bnet_transformer.data.checks import is_readable
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BudgetError, format_count
-from bnet_transformer.reference import is_close
+from bnet_transformer.reference import ATOL, BUDGET, is_close
 from bnet_transformer.tpm import Attention, Categorical, Dot, EvalContext, Normal
 from bnet_transformer.tpm.base import broadcast_shapes
 from bnet_transformer.tpm.deterministic import apply_linear
@@ -270,6 +271,33 @@ class EliminationProblem:
         counts = ((math.prod(network.count_states(i, words) for i in scope), k, scope) for k, scope in self.scopes)
         return max(counts, key=itemgetter(0), default=(1, 0, ()))
 
+    def bind(self, evidence: Mapping[int, Evidence], request: ExecutionRequest, atol: float = ATOL) -> FactorRequest:
+        """The factors of evidence and sentences with the structure of this problem.
+
+        Args:
+            evidence: The evidence, by group.
+            request: The sentences and their interventions; this method sets the groups that are computed.
+            atol: The tolerance of evidence on groups that are functions of their parents.
+
+        Raises:
+            StructureError: Elimination does not apply.
+        """
+        if self.fault is not None and self.has_plan:
+            raise self.fault
+        patched = request.patched
+        observed = {index: _merge_set_states(evidence[index], patched.get(index)) for index in self.fixed}
+        run = replace(
+            request,
+            outputs=self.outputs,
+            known={**request.known, **observed},
+            patched={index: patch for index, patch in patched.items() if index not in self.fixed},
+            training=bool(request.training),
+            enumerate_too=self.enumerated,
+            has_chains=True,
+            deferred=frozenset(self.deferred_attention.values()),
+        )
+        return FactorRequest(self, evidence, run, atol)
+
 
 @dataclass(frozen=True)
 class FactorRequest:
@@ -287,8 +315,8 @@ def request_factors(
     target: int | None,
     request: ExecutionRequest,
     *,
-    atol: float,
-    budget: int,
+    budget: int = BUDGET,
+    atol: float = ATOL,
     defer: bool = True,
 ) -> FactorRequest:
     """Plan the factors of evidence and a target, with a dim for each enumerated choice.
@@ -297,9 +325,9 @@ def request_factors(
         module: The compiled net.
         evidence: The evidence, by group.
         target: The requested discrete group, if any.
-        request: The sentences and their interventions; this function sets the groups that are computed.
-        atol: The tolerance of evidence on groups that are functions of their parents.
+        request: The sentences and their interventions.
         budget: The maximum number of joint states of the choices on which one value depends.
+        atol: The tolerance of evidence on groups that are functions of their parents.
         defer: Whether the likelihood of a readout may be computed without its mean (`deferred_log_likelihood`).
 
     Raises:
@@ -308,24 +336,12 @@ def request_factors(
     """
     patched, do = request.patched, request.known.keys() - {spec.group.index for spec in module.network.inputs}
     forms = {index: _classify_evidence(item, patched.get(index)) for index, item in evidence.items()}
-    partial = patched.keys() | request.attention_rows.keys()
-    problem = build_elimination_problem(module, forms, target, do, partial, defer=defer)
-    if problem.fault is not None and problem.has_plan:
-        raise problem.fault
+    partly_set = patched.keys() | request.attention_rows.keys()
+    problem = build_elimination_problem(module, forms, target, do, partly_set, defer=defer)
+    factors = problem.bind(evidence, request, atol)
     for index, choices in problem.scopes:
         check_elimination_budget(module.network, index, choices, request.word_counts, budget)
-    observed = {index: _merge_set_states(evidence[index], patched.get(index)) for index in problem.fixed}
-    run = replace(
-        request,
-        outputs=problem.outputs,
-        known={**request.known, **observed},
-        patched={index: patch for index, patch in patched.items() if index not in problem.fixed},
-        training=bool(request.training),
-        enumerate_too=problem.enumerated,
-        has_chains=True,
-        deferred=frozenset(problem.deferred_attention.values()),
-    )
-    return FactorRequest(problem, evidence, run, atol)
+    return factors
 
 
 def compute_factors(module: CompiledModule, request: FactorRequest) -> tuple[ExecutionState, list[Factor]]:
@@ -354,7 +370,7 @@ def build_elimination_problem(
     forms: Mapping[int, tuple[bool, bool]],
     target: int | None,
     do: Collection[int],
-    partial: Collection[int],
+    partly_set: Collection[int],
     *,
     defer: bool = True,
 ) -> EliminationProblem:
@@ -365,16 +381,15 @@ def build_elimination_problem(
         forms: For each group with evidence, whether it covers all nodes, and whether it consists of real numbers.
         target: The requested discrete group, if any.
         do: Groups that are set.
-        partial: Groups of which some nodes, or the attention rows of some nodes, are set.
+        partly_set: Groups of which some nodes, or the attention rows of some nodes, are set.
         defer: Whether the likelihood of a readout may be computed without its mean.
     """
     # The log likelihoods of a net in half precision are computed in float32 (all its parameters have the same type).
     first = next(iter(module.store.values()), None)
     defer = defer and not (first is not None and first.dtype in (torch.float16, torch.bfloat16))
-    return module.memoize(
-        ("question", *forms.items(), target, frozenset(do), frozenset(partial), defer),
-        lambda: _build_elimination_problem(module, forms, target, do, partial, defer=defer),
-    )
+    key = (*forms.items(), target, frozenset(do), frozenset(partly_set), defer)
+    build = partial(_build_elimination_problem, module, forms, target, do, partly_set, defer=defer)
+    return module.memoize(("question", *key), build)
 
 
 def _build_elimination_problem(
@@ -382,7 +397,7 @@ def _build_elimination_problem(
     forms: Mapping[int, tuple[bool, bool]],
     target: int | None,
     do: Collection[int],
-    partial: Collection[int],
+    partly_set: Collection[int],
     *,
     defer: bool,
 ) -> EliminationProblem:
@@ -402,7 +417,7 @@ def _build_elimination_problem(
     enumerated = (discrete - fixed) & (parents | targets)
     needed = random | set(requested) - known
     observed = forms.keys() - known
-    required = {*known, *fixed, *targets, *(observed - random), *partial}
+    required = {*known, *fixed, *targets, *(observed - random), *partly_set}
     deferred = find_deferred_attention(network, observed, ancestral, required, enumerated) if defer else {}
     closed = known | fixed
     parents_of_fixed = {edge.parent for index in fixed for edge in network.graph.in_edges[index]}
@@ -410,7 +425,7 @@ def _build_elimination_problem(
     choices = {index: find_ancestor_choices(network, index, enumerated, closed) for index in enumerated | observed}
     unset = [i for i in sorted(parents_of_fixed - closed) if network.specs[i].tpm.kind == "continuous"]
     fault = unset_parent_error(network.specs[unset[0]].group.name) if unset else None
-    patched = frozenset(set(partial) - fixed)
+    patched = frozenset(set(partly_set) - fixed)
     request = PlanRequest(outputs, frozenset(closed), frozenset(enumerated), patched, has_chains=True)
     needs = module.find_requirements(request)
     plan_fault = None if fault else needs.fault

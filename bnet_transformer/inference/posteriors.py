@@ -38,7 +38,7 @@ from bnet_transformer.inference.factor_graph import (
     locate_words,
     scatter_possible,
 )
-from bnet_transformer.inference.factors import LOG_ZERO, EliminationProblem, build_elimination_problem
+from bnet_transformer.inference.factors import LOG_ZERO, EliminationProblem, FactorRequest, build_elimination_problem
 from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, find_mixed_type_fault, format_nodes
 from bnet_transformer.inference.query import (
     MAX_DIMS,
@@ -133,7 +133,7 @@ def plan_state_probs(query: Query, evaluator: NodeEvaluator | None = None) -> Pl
     return choose_plan(
         {
             "compiled": partial(_plan_tpm, question, query, evaluator),
-            "elimination": partial(plan_elimination, question, query, partial(eliminate_to_posterior, query, *target)),
+            "elimination": partial(plan_elimination, question, query, partial(_compute_posterior, query, *target)),
             **{name: partial(plan, question, query, partial(_normalise, query)) for name, plan in JOINT_PLANS.items()},
         }
     )
@@ -159,9 +159,13 @@ def plan_log_evidence(query: Query) -> Plan[Tensor]:
     if not query.evidence:
         return Plan(question, "graph", "nothing is observed", partial(torch.zeros, (), dtype=torch.float64))
     check = partial(_check_possible, query)
+
+    def eliminate_all(factors: FactorRequest) -> Tensor:
+        return elimination.compute_log_evidence(query.module, factors, dtype=torch.float64).detach()[0]
+
     return choose_plan(
         {
-            "elimination": partial(plan_elimination, question, query, partial(_eliminate_all, query)),
+            "elimination": partial(plan_elimination, question, query, eliminate_all),
             **{name: partial(plan, question, query, check) for name, plan in JOINT_PLANS.items()},
         }
     )
@@ -194,20 +198,25 @@ def _plan_tpm(question: str, query: Query, evaluator: NodeEvaluator | None) -> P
     return replace(plan, question=question).then(lambda tpm: tpm.logits.double().softmax(-1))  # type: ignore[attr-defined]
 
 
-def plan_elimination(question: str, query: Query, run: Callable[[], R]) -> Plan[R] | Fault:
-    """The plan of an elimination for at most one requested node, or why it does not apply."""
+def plan_elimination(question: str, query: Query, compute: Callable[[FactorRequest], R]) -> Plan[R] | Fault:
+    """The plan of a result of the factors of at most one requested node and the evidence, or why it does not apply."""
     node, *extra = query.nodes or (None,)
     if extra:
         return Obstacle(query.format_nodes(), "several nodes are requested")
     problem = find_elimination_problem(query, node)
-    if not isinstance(problem, EliminationProblem) or problem.fault is not None:
-        return problem.fault if isinstance(problem, EliminationProblem) else problem  # type: ignore[return-value]
+    if not isinstance(problem, EliminationProblem):
+        return problem
     network = query.model.network
     states, index, scope = problem.find_largest_scope(network, query.model.ground.word_counts)
     if states > query.budget:
         names = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
         reason = f"it would sum over {format_count(states)} joint states of {names}, more than the budget of "
         return Obstacle(network.specs[index].group.name, reason + format_count(query.budget), "raise budget=")
+
+    def run() -> R:
+        evidence, request = group_evidence(query.model, query.evidence), build_request(query.model)
+        return compute(problem.bind(evidence, request, query.atol))
+
     flops = partial(_count_flops, query, problem, 1)
     return Plan(question, "elimination", ELIMINATION_REASON, run, states=states, count_flops=flops)
 
@@ -215,7 +224,7 @@ def plan_elimination(question: str, query: Query, run: Callable[[], R]) -> Plan[
 def find_elimination_problem(
     query: Query, node: int | None, states: Collection[int] = ()
 ) -> EliminationProblem | Fault:
-    """The structure of an elimination, or why there is none.
+    """The structure of an elimination, or why it does not apply.
 
     Args:
         query: The query; only the structure of its evidence matters.
@@ -228,14 +237,9 @@ def find_elimination_problem(
         return fault
     module = with_sentence_scope(query.module) if states else query.module
     target = None if node is None else model.ground.group_of(node).index
-    do, partial = find_set_groups(model)
-    return build_elimination_problem(module, classify_evidence(model, query.evidence, states), target, do, partial)
-
-
-def find_elimination_fault(query: Query, node: int | None, states: Collection[int] = ()) -> Fault | None:
-    """Why elimination cannot solve the problem of `find_elimination_problem`; None if it can."""
-    problem = find_elimination_problem(query, node, states)
-    return problem.fault if isinstance(problem, EliminationProblem) else problem
+    forms = classify_evidence(model, query.evidence, states)
+    problem = build_elimination_problem(module, forms, target, *find_set_groups(model))
+    return problem.fault or problem
 
 
 def _count_flops(query: Query, problem: EliminationProblem, batch: int) -> int | None:
@@ -247,18 +251,10 @@ def _count_flops(query: Query, problem: EliminationProblem, batch: int) -> int |
     return count_plan_flops(network, plan, words, known, batch)
 
 
-def eliminate_to_posterior(query: Query, group: int, index: tuple[int, ...] = ()) -> Tensor:
-    """`P(node | evidence)` of each node of a discrete group, `[*plates, word, states]`, or of the node at an index."""
-    probs = elimination.compute_posterior(query.module, group, *query.to_tensors(), query.budget, query.atol)
-    probs = probs[(0, *index)].double()
+def _compute_posterior(query: Query, group: int, index: tuple[int, ...], factors: FactorRequest) -> Tensor:
+    """`P(node | evidence)` of the node of a discrete group at an index, or of each node: `[*plates, word, states]`."""
+    probs = elimination.compute_posterior(query.module, group, factors)[(0, *index)].double()
     return probs / probs.sum(-1, keepdim=True)  # in float32 the sum is 1 only to 1e-7
-
-
-def _eliminate_all(query: Query) -> Tensor:
-    """`log P(evidence)` by elimination."""
-    tensors, limits = query.to_tensors(), (query.budget, query.atol)
-    logs = elimination.compute_log_evidence(query.module, *tensors, *limits, dtype=torch.float64)
-    return logs.detach()[0].double()
 
 
 def _normalise(query: Query, log_probs: Tensor) -> Tensor:
@@ -354,22 +350,21 @@ def plan_conditioning(question: str, query: Query) -> JointPlan | Fault:
     """The plan in which joint states of as few choices as possible are a batch, and the others are eliminated in it."""
     given, supports = query.without_target_evidence(), find_supports(query)
     nodes = tuple(query.nodes)
-    conditioned = _condition(given, nodes)
-    if not isinstance(conditioned, Query):
+    result = _condition(given, nodes)
+    if not isinstance(result, tuple):
         nodes = tuple(dict.fromkeys([*query.nodes, *given.choices]))
-        conditioned = _condition(given, nodes)
-    if not isinstance(conditioned, Query):
-        return conditioned
+        result = _condition(given, nodes)
+    if not isinstance(result, tuple):
+        return result
     # The last groups first: no value depends on several words of the choices of a last slice with word-wise readouts,
     # so that they are summed word by word in each joint state of the choices of the lower slices.
     removable = set(nodes) - set(query.nodes)
     for _, members in sorted(group_nodes(query.model, removable).items(), reverse=True):
         fewer = tuple(node for node in nodes if node in query.nodes or node not in members)
         attempt = _condition(given, fewer)
-        if isinstance(attempt, Query):
-            nodes, conditioned = fewer, attempt
-    problem = find_elimination_problem(conditioned, None, nodes)
-    assert isinstance(problem, EliminationProblem)
+        if isinstance(attempt, tuple):
+            nodes, result = fewer, attempt
+    conditioned, problem = result
     rows, excess = math.prod(len(supports[node]) for node in nodes), None
     network = query.model.network
     summed, _, scope = problem.find_largest_scope(network, query.model.ground.word_counts)
@@ -380,26 +375,28 @@ def plan_conditioning(question: str, query: Query) -> JointPlan | Fault:
     flops, is_complete = _count_flops(conditioned, problem, rows), set(given.choices) <= set(nodes)
     algorithm = "enumeration" if is_complete and len(nodes) > len(query.nodes) else "conditioning"
     reason = JOINT_REASONS[algorithm].format(nodes=format_nodes(query.model, nodes)) if nodes else PRUNED_REASON
-    compute = partial(_batched_log_probs, conditioned, nodes, summed=summed)
+    compute = partial(_batched_log_probs, conditioned, problem, nodes, summed=summed)
     run = partial(_sum_joint_states, query, supports, nodes, compute)
     options: dict[str, Any] = {"states": rows, "rows": rows, "choices": nodes, "count_flops": lambda: flops}
     work = (flops or 0) + rows * summed * len(conditioned.model.ground)
     return JointPlan(Plan(question, algorithm, reason, run, **options), work, excess)
 
 
-def _condition(query: Query, nodes: Sequence[int]) -> Query | Fault:
+def _condition(query: Query, nodes: Sequence[int]) -> tuple[Query, EliminationProblem] | Fault:
     """The query that each row of a batch solves in which some nodes have states, or why elimination cannot solve it."""
     evidence = {node: value for node, value in query.evidence.items() if node not in nodes}
     conditioned = replace(query, evidence=evidence)
-    if find_elimination_fault(conditioned, None, nodes) is None:
-        return conditioned
+    problem = find_elimination_problem(conditioned, None, nodes)
+    if isinstance(problem, EliminationProblem):
+        return conditioned, problem
     # Barren choices at state 0 can make it possible, except those in the groups of choices that remain to be summed.
     latent = set(query.choices) - set(nodes)
     groups = [query.model.network.specs[index].group for index in group_nodes(query.model, latent)]
     members = (node for group in groups for node in query.model.ground.select_nodes(group).tolist())
     model = prune_barren_choices(query.model, {*query.choices, *members, *nodes, *query.evidence})
     conditioned = replace(conditioned, model=model)
-    return find_elimination_fault(conditioned, None, nodes) or conditioned
+    problem = find_elimination_problem(conditioned, None, nodes)
+    return (conditioned, problem) if isinstance(problem, EliminationProblem) else problem
 
 
 def plan_factor_graph(
@@ -457,18 +454,17 @@ def _log_probs_by_reference(query: Query, nodes: Sequence[int]) -> Tensor:
     return _sum_joint_states(query, supports, nodes, compute)
 
 
-def _batched_log_probs(query: Query, nodes: Sequence[int], states: Tensor, summed: int) -> Tensor:
+def _batched_log_probs(
+    query: Query, problem: EliminationProblem, nodes: Sequence[int], states: Tensor, summed: int
+) -> Tensor:
     """`log P(nodes = states, evidence)` for each row of states, `[row]`, computed in chunks that fit in memory."""
     module, pruned = with_sentence_scope(query.module), prune_interventions(query.model, [*nodes, *query.evidence])
     indices = {pruned.ground.group_of(node).index for node in (*nodes, *query.evidence)}
     request, logs = build_request(pruned), []
     for batch_states in enumerate_as_batch(pruned, nodes, states, indices, summed):
-        evidence = group_evidence(pruned, query.evidence, batch_states)
-        batch = elimination.compute_log_evidence(
-            module, evidence, request, query.budget, query.atol, check=False, dtype=torch.float64
-        )
-        logs.append(batch.detach())
-    result = torch.cat(logs).double().cpu()
+        factors = problem.bind(group_evidence(pruned, query.evidence, batch_states), request, query.atol)
+        logs.append(elimination.compute_log_evidence(module, factors, check=False, dtype=torch.float64).detach())
+    result = torch.cat(logs).cpu()
     if bool(result.isnan().any()):
         _raise_nan_error(query, nodes, states[result.isnan()][0])
     return torch.where(result > LOG_ZERO / 2, result, -math.inf)
@@ -739,9 +735,8 @@ def find_group_nodes(model: GroundModel, name: str) -> list[int]:
 def _plan_probabilities(query: Query, group: NodeGroup, nodes: Sequence[int]) -> Plan[Tensor]:
     """The plan of the posteriors of the nodes of a group, `[*plates, word, state]`."""
     model, question = query.model, f"posteriors of the nodes of {group.name}"
-    plan = plan_elimination(
-        question, replace(query, nodes=(nodes[0],)), partial(eliminate_to_posterior, query, group.index)
-    )
+    compute = partial(_compute_posterior, query, group.index, ())
+    plan = plan_elimination(question, replace(query, nodes=(nodes[0],)), compute)
     if isinstance(plan, Plan):
         return plan
 
@@ -1040,7 +1035,7 @@ def _has_only_chains(query: Query) -> bool:
     """Whether the requested nodes and the observed ones are independent chains along the words, the only choices."""
     model, network = query.model, query.model.network
     problem = find_elimination_problem(query, query.nodes[0]) if query.nodes else None
-    if not isinstance(problem, EliminationProblem) or problem.fault is not None:
+    if not isinstance(problem, EliminationProblem):
         return False
     single = {first for first, scope in problem.chain_scopes.items() if {*scope} == {first}}
     nodes = {n for i in problem.enumerated for n in model.ground.select_nodes(network.specs[i].group).tolist()}
@@ -1049,13 +1044,10 @@ def _has_only_chains(query: Query) -> bool:
     return problem.enumerated == single and is_complete and has_small_tables
 
 
-def _find_best_paths(query: Query) -> tuple[Tensor, Tensor]:
+def _find_best_paths(query: Query, factors: FactorRequest) -> tuple[Tensor, Tensor]:
     """The most probable states of the nodes of chains, `[1, node]`, and `log P(states, evidence)`, `[1]`."""
     ground = query.model.ground
-    index = ground.group_of(query.nodes[0]).index
-    paths, log_prob = elimination.find_best_paths(
-        query.module, index, *query.to_tensors(), budget=query.budget, atol=query.atol
-    )
+    paths, log_prob = elimination.find_best_paths(query.module, factors)
     if log_prob == -math.inf:
         raise_impossible_evidence(query)
     groups = [ground.group_of(node).index for node in query.nodes]

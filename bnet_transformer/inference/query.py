@@ -164,10 +164,6 @@ class Query:
     budget: int = BUDGET
     atol: float = ATOL
 
-    def to_tensors(self) -> tuple[dict[int, Evidence], ExecutionRequest]:
-        """The evidence on node groups, and the sentence after its interventions as a request."""
-        return group_evidence(self.model, self.evidence), build_request(self.model)
-
     def format_nodes(self) -> str:
         """The names of the requested nodes."""
         return ", ".join(map(self.model.ground.name, self.nodes))

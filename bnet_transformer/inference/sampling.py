@@ -24,12 +24,12 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import UnknownNameError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeGroup, topological_order
-from bnet_transformer.inference import elimination
-from bnet_transformer.inference.elimination import get_full_shape
+from bnet_transformer.inference.elimination import compute_posterior, get_full_shape
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
+from bnet_transformer.inference.factors import EliminationProblem, request_factors
 from bnet_transformer.inference.plan import Fault, Obstacle, Plan, format_fault
 from bnet_transformer.inference.posteriors import (
-    find_elimination_fault,
+    find_elimination_problem,
     plan_factor_graph,
     plan_log_evidence,
     plan_state_probs,
@@ -245,7 +245,10 @@ def _plan_choices(question: str, target: Query, n: int, generator: torch.Generat
     check = plan_log_evidence(evidence)  # it raises an error for impossible evidence
     if not nodes:
         plan = Plan(question, "compiled", "nothing is observed, so that every node is drawn from its TPM", dict)
-    elif is_large and all(find_elimination_fault(target, node, nodes[:k]) is None for k, node in enumerate(nodes)):
+    elif is_large and all(
+        isinstance(find_elimination_problem(target, node, nodes[:k]), EliminationProblem)
+        for k, node in enumerate(nodes)
+    ):
         reason = "latent ancestors of the evidence are drawn one by one, each from its posterior given the earlier ones"
         run = partial(_sample_by_chain_rule, target, n, generator)
         plan = Plan(question, "elimination", reason, run, choices=nodes)
@@ -393,9 +396,9 @@ def _sample_by_chain_rule(query: Query, n: int, generator: torch.Generator) -> N
         for chunk in iter_chunks(model, len(known), indices):
             sampled = dict(zip(nodes[:k], known[chunk].unbind(1), strict=True))
             evidence = group_evidence(model, query.evidence, sampled)
-            posterior = elimination.compute_posterior(
-                module, group.index, evidence, request, budget=query.budget, atol=query.atol
-            )
+            budget, atol = query.budget, query.atol
+            factors = request_factors(module, evidence, group.index, request, budget=budget, atol=atol)
+            posterior = compute_posterior(module, group.index, factors)
             probs.append(posterior.movedim(0, -2)[index].expand(len(known[chunk]), -1))
         new = torch.multinomial(torch.cat(probs)[inverse], 1, generator=generator)
         states = torch.cat([states, new], 1)

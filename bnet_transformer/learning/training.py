@@ -45,7 +45,6 @@ from bnet_transformer.inference.elimination import eliminate_choices, log_eviden
 from bnet_transformer.inference.factors import compute_factors, request_factors
 from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.checkpoint import FILE_NAME, Checkpoints, divergence_error, read_checkpoint
-from bnet_transformer.reference import ATOL, BUDGET
 from bnet_transformer.tpm import Dropout
 
 __all__ = ["AdamW", "EarlyStopping", "Execution", "Trained", "load_checkpoint", "single_process", "train"]
@@ -334,7 +333,7 @@ class TrainingLoss(nn.Module):
         network = self.module.network
         if self.task.has_choices:
             request, evidence = batch_to_request(network, batch, training=self.training), batch.index_evidence(network)
-            factors = request_factors(self.module, evidence, None, request, atol=ATOL, budget=BUDGET)
+            factors = request_factors(self.module, evidence, None, request)
             return -eliminate_choices(*compute_factors(self.module, factors)).sum()
         state, _ = self.module.execute(batch_to_request(network, batch, self.readout_indices))
         smoothing = self.smoothing if self.training else 0.0

@@ -39,7 +39,6 @@ from bnet_transformer.inference.factors import (
     select_logits,
 )
 from bnet_transformer.learning.training import LoopConfig
-from bnet_transformer.reference import ATOL
 
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # criteria that choose among restarts and steps
 Parameters = Mapping[str, Tensor]
@@ -146,9 +145,7 @@ class FitObjective(nn.Module):
         requests = self._requests.setdefault(corpus, {})
         if defer not in requests:
             evidence, run = corpus.index_evidence(self.network), batch_to_request(self.network, corpus)
-            requests[defer] = request_factors(
-                self.module, evidence, None, run, atol=ATOL, budget=self.budget, defer=defer
-            )
+            requests[defer] = request_factors(self.module, evidence, None, run, budget=self.budget, defer=defer)
         return fn(*compute_factors(self.module, requests[defer]))
 
     def cache_factors(self, corpus: Batch) -> None:
@@ -226,7 +223,8 @@ class FitObjective(nn.Module):
             try:
                 with torch.no_grad():
                     evidence, request = part.index_evidence(self.network), batch_to_request(self.network, part)
-                    compute_log_evidence(self.module, evidence, request, budget=self.budget)
+                    factors = request_factors(self.module, evidence, None, request, budget=self.budget)
+                    compute_log_evidence(self.module, factors)
             except EvidenceError as error:
                 where = f" after {number * FULL_PASS_SIZE} other sentences" if number else ""
                 raise EvidenceError(f"{error.subject}{where}", **error.parts) from error

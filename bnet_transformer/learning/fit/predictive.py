@@ -25,7 +25,13 @@ from bnet_transformer.inference.elimination import (
     get_full_shape,
     has_posterior_dim,
 )
-from bnet_transformer.inference.factors import Factor, check_elimination_budget, find_ancestor_choices, log_prior
+from bnet_transformer.inference.factors import (
+    Factor,
+    check_elimination_budget,
+    find_ancestor_choices,
+    log_prior,
+    request_factors,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +74,8 @@ def predict_readout(network: Network, name: str, parts: Sequence[Batch], budget:
     module, spec = CompiledModule(network).eval(), network.get_spec(name)
     if spec.tpm.kind == "discrete":
         requests = [batch_to_request(network, part) for part in parts]
-        probs = [compute_posterior(module, spec.group.index, {}, request, budget=budget) for request in requests]
+        factors = [request_factors(module, {}, spec.group.index, request, budget=budget) for request in requests]
+        probs = [compute_posterior(module, spec.group.index, request) for request in factors]
         return torch.cat([part.expand(len(p), *part.shape[1:]) for part, p in zip(probs, parts, strict=True)])
     open_choices = _find_open_choices(network, spec)
     for part in parts[:1]:

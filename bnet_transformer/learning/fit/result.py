@@ -26,7 +26,7 @@ from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.declare import Network, NodeSpec, as_network
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, unknown_name_error
 from bnet_transformer.inference.elimination import compute_posterior
-from bnet_transformer.inference.factors import LOG_ZERO
+from bnet_transformer.inference.factors import LOG_ZERO, request_factors
 from bnet_transformer.learning.fit import heads as heads
 from bnet_transformer.learning.fit.arviz_groups import leave_one_out, to_arviz
 from bnet_transformer.learning.fit.diagnostics import describe_rhat
@@ -299,7 +299,8 @@ class Fit(Result, Generic[N]):
             module, probs = CompiledModule(net).eval(), []
             for part in [shard] if is_corpus else shard.parts(SENTENCES_PER_PART):
                 evidence, request = part.index_evidence(net), batch_to_request(net, part)
-                probs.append(compute_posterior(module, spec.group.index, evidence, request, budget=budget))
+                factors = request_factors(module, evidence, spec.group.index, request, budget=budget)
+                probs.append(compute_posterior(module, spec.group.index, factors))
             return torch.cat(probs)
 
         with self._shard_sentences("responsibilities", corpus, is_corpus, selector=name) as ranks:
