@@ -167,6 +167,11 @@ def is_dense(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_nested or value.is_quantized)
 
 
+def is_readable(value: Tensor) -> bool:
+    """True if the numbers of a tensor are readable: not within `torch.compile`, nor on the device meta."""
+    return not torch.compiler.is_compiling() and not value.is_meta and type(value) in (Tensor, torch.nn.Parameter)
+
+
 def copy_to_tensor(value: object) -> Tensor:
     """A copy of a caller's numbers as a tensor; raises `TypeError` if entries are missing or masked.
 

@@ -22,6 +22,7 @@ from torch.distributions import Categorical, Distribution, Independent, constrai
 
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping
 from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.tensors import is_readable
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.evaluate import Scan, compute_value
 from bnet_transformer.compiler.gather import (
@@ -43,7 +44,6 @@ from bnet_transformer.data.checks import (
     describe_shape,
     get_plate_sizes,
     infer_batch_size,
-    is_readable,
 )
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec, as_network
 from bnet_transformer.errors import BNetError, EvidenceError, format_value, unknown_name_error

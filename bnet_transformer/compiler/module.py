@@ -360,7 +360,8 @@ class CompiledModule(nn.Module):
             The plan.
         """
         request = PlanRequest(request.outputs, request.known | self._input_indices, *request[2:])
-        return self.memoize(("plan", *request), partial(network_to_plan, self.network, request, word_counts))
+        make = partial(network_to_plan, self.network, request, self.find_requirements, word_counts)
+        return self.memoize(("plan", *request), make)
 
     def find_requirements(self, request: PlanRequest, word_counts: Mapping[str, int] | None = None) -> Requirements:
         """The cached requirements of some outputs.

@@ -8,7 +8,7 @@ before and after an attention are *folded* into it if that costs less:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -230,22 +230,26 @@ class PlanRequest(NamedTuple):
 
 
 def network_to_plan(
-    network: Network, request: PlanRequest, word_counts: Mapping[str, int] | None = None
+    network: Network,
+    request: PlanRequest,
+    find_needs: Callable[[PlanRequest, Mapping[str, int] | None], Requirements],
+    word_counts: Mapping[str, int] | None = None,
 ) -> ExecutionPlan:
     """Plan the computation of some node groups.
 
     Args:
         network: The net.
         request: The groups to compute, and those with given values.
+        find_needs: Returns the cached requirements, which do not depend on deferred groups and folds.
         word_counts: The number of words of each stack, for the error message only.
 
     Raises:
         UnsupportedError: One batched pass cannot compute them.
     """
     outputs, known, patched, deferred = request.outputs, request.known, request.patched, request.deferred
-    needs = find_requirements(network, request, word_counts)
-    if needs.fault is not None:
-        raise needs.fault
+    needs = find_needs(request._replace(deferred=frozenset(), fold=False), word_counts)
+    if needs.fault is not None:  # the message of a cached one may contain the number of other words
+        raise find_requirements(network, request, word_counts).fault or needs.fault
     needed, enumerated = set(needs.required), set(needs.enumerated)
     components = network.filter_components(needed)
     random_outputs = [index for index in outputs if network.specs[index].tpm.is_random and index not in known]

@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bnet_transformer._core.checks import check_int, check_mapping
 from bnet_transformer._core.naming import WORD
-from bnet_transformer._core.tensors import is_dense
+from bnet_transformer._core.tensors import is_dense, is_readable
 from bnet_transformer.data.batch import Batch, Evidence
 from bnet_transformer.data.encode import check_word_counts, find_main_input
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
@@ -436,11 +436,6 @@ def infer_batch_size(network: Network, values: Mapping[int, tuple[str, Tensor]],
         if is_dense(value) and value.dim() == rank + 1:
             sizes.append(value.shape[0])
     return max(sizes)
-
-
-def is_readable(value: Tensor) -> bool:
-    """True if the numbers of a tensor are readable: not within `torch.compile`, nor on the device meta."""
-    return not torch.compiler.is_compiling() and not value.is_meta and type(value) in (Tensor, nn.Parameter)
 
 
 def check_mask(

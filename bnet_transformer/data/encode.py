@@ -20,6 +20,7 @@ from bnet_transformer._core.tensors import copy_to_tensor, is_dense
 from bnet_transformer._core.tokens import Labels, Span, TokenizedText, Tokenizer, as_labels, is_text
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnknownNameError, format_value, unknown_name_error
+from bnet_transformer.graph import NodeFamily, find_family
 from bnet_transformer.graph.template_graph import NodeGroup
 from bnet_transformer.reference import GroundModel, find_readable_words
 from bnet_transformer.tpm import Given
@@ -596,6 +597,55 @@ def _encode_given(
     if tuple(tensor.shape) != shape:
         raise BNetError(group.name, expected=f"a value of shape {shape}", actual=f"shape {tuple(tensor.shape)}")
     return tensor
+
+
+def expand_names(model: GroundModel, subject: str, values: Mapping[str, object]) -> dict[int, object]:
+    """A mapping from node to value, for `do` and for evidence.
+
+    A value of several nodes applies to each of them, or has one entry for each: `[slice, *plates, word, *shape]`, with
+    the dims of `NodeFamily.array`.
+
+    Args:
+        model: The ground model of the sentence.
+        subject: `"do"` or `"evidence"`, for messages.
+        values: The values by name or pattern.
+
+    Raises:
+        EvidenceError: A node has two values.
+    """
+    result: dict[int, object] = {}
+    for name, value in values.items():
+        family = find_family(model.ground, name)
+        entries = None if family.is_node else _split_value(model, family, value)
+        for k, node in enumerate(family.nodes):
+            if node in result:
+                raise EvidenceError(
+                    f"{subject}: {name!r} sets {model.ground.name(node)}, which has another value already"
+                )
+            result[node] = value if entries is None else entries[k]
+    return result
+
+
+def _split_value(model: GroundModel, family: NodeFamily, value: object) -> Sequence[object] | None:
+    """The value of each node of a family, from an array or a nested list; None for a value of all nodes."""
+    if not isinstance(value, Tensor | np.ndarray | list | tuple):
+        return None
+    try:
+        sizes = tuple(value.shape) if isinstance(value, Tensor | np.ndarray) else np.shape(value)
+    except (ValueError, TypeError, RuntimeError):  # a ragged list, or one of objects without a shape
+        return None
+    shape = model.spec(family.nodes[0]).shape
+    if len(sizes) in (0, len(shape)):  # a number is the value of every entry
+        return None
+    axes = family.array.shape
+    if sizes[: len(axes)] != axes:
+        hint = suggest_do(model.network, value, shape) if isinstance(value, Tensor) else None
+        expected = f"a value of shape {shape} for all nodes, or of shape {(*axes, *shape)}"
+        raise EvidenceError(family.name, expected=expected, actual=f"shape {sizes}", hint=hint)
+    entries: list[Any] = [value]
+    for _ in axes:
+        entries = [entry for part in entries for entry in part]
+    return entries
 
 
 def encode_value(model: GroundModel, node: int, value: object, *, evidence: bool) -> Tensor:

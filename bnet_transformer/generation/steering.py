@@ -15,18 +15,11 @@ from torch import Tensor
 from bnet_transformer.compiler.gather import ExecutionRequest, TensorLayout, batch_to_request
 from bnet_transformer.data import Batch
 from bnet_transformer.data.batch import Task
+from bnet_transformer.data.encode import expand_names
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph import GroundGraph, count_from_start, find_family
-from bnet_transformer.inference.do_values import (
-    Attend,
-    Mean,
-    Shift,
-    expand_names,
-    has_node_values,
-    is_relative,
-    resolve_value,
-)
+from bnet_transformer.inference.do_values import Attend, Mean, Shift, has_node_values, is_relative, resolve_value
 from bnet_transformer.reference import AttentionRow, GroundModel
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from bnet_transformer._core.tensors import copy_to_tensor
 from bnet_transformer.data.encode import encode_value, suggest_do, to_reals
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError
-from bnet_transformer.graph import GroundGraph, NodeFamily, find_family, topological_order
+from bnet_transformer.graph import GroundGraph, topological_order
 from bnet_transformer.reference import AttentionRow, GroundModel, find_slot_parents, locate_node
 from bnet_transformer.tpm import Attention
 
@@ -485,55 +484,6 @@ def _check_shape(name: str, kind: str, tensor: Tensor, shape: tuple[int, ...]) -
     if tuple(tensor.shape) != shape:
         actual = f"shape {tuple(tensor.shape)}"
         raise EvidenceError(name, expected=f"{kind} of shape {shape}", actual=actual)
-
-
-def expand_names(model: GroundModel, subject: str, values: Mapping[str, object]) -> dict[int, object]:
-    """A mapping from node to value, for `do` and for evidence.
-
-    A value of several nodes applies to each of them, or has one entry for each: `[slice, *plates, word, *shape]`, with
-    the dims of `NodeFamily.array`.
-
-    Args:
-        model: The ground model of the sentence.
-        subject: `"do"` or `"evidence"`, for messages.
-        values: The values by name or pattern.
-
-    Raises:
-        EvidenceError: A node has two values.
-    """
-    result: dict[int, object] = {}
-    for name, value in values.items():
-        family = find_family(model.ground, name)
-        entries = None if family.is_node else _split_value(model, family, value)
-        for k, node in enumerate(family.nodes):
-            if node in result:
-                raise EvidenceError(
-                    f"{subject}: {name!r} sets {model.ground.name(node)}, which has another value already"
-                )
-            result[node] = value if entries is None else entries[k]
-    return result
-
-
-def _split_value(model: GroundModel, family: NodeFamily, value: object) -> Sequence[object] | None:
-    """The value of each node of a family, from an array or a nested list; None for a value of all nodes."""
-    if not isinstance(value, Tensor | np.ndarray | list | tuple):
-        return None
-    try:
-        sizes = tuple(value.shape) if isinstance(value, Tensor | np.ndarray) else np.shape(value)
-    except (ValueError, TypeError, RuntimeError):  # a ragged list, or one of objects without a shape
-        return None
-    shape = model.spec(family.nodes[0]).shape
-    if len(sizes) in (0, len(shape)):  # a number is the value of every entry
-        return None
-    axes = family.array.shape
-    if sizes[: len(axes)] != axes:
-        hint = suggest_do(model.network, value, shape) if isinstance(value, Tensor) else None
-        expected = f"a value of shape {shape} for all nodes, or of shape {(*axes, *shape)}"
-        raise EvidenceError(family.name, expected=expected, actual=f"shape {sizes}", hint=hint)
-    entries: list[Any] = [value]
-    for _ in axes:
-        entries = [entry for part in entries for entry in part]
-    return entries
 
 
 def is_relative(value: object) -> bool:

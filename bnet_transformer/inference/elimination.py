@@ -20,11 +20,11 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_float, check_int
 from bnet_transformer._core.naming import WORD, join_name
 from bnet_transformer._core.process import ignore_caller_modes
-from bnet_transformer._core.tensors import enable_gradients
+from bnet_transformer._core.tensors import enable_gradients, is_readable
 from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import Evidence
-from bnet_transformer.data.checks import StackTensors, check_evidence, check_masked_reads, is_readable
+from bnet_transformer.data.checks import StackTensors, check_evidence, check_masked_reads
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.contraction import chain_log_partition, most_probable_path
@@ -173,8 +173,7 @@ def compute_posterior(module: CompiledModule, target: int, request: FactorReques
     total = eliminate_choices(execution, [*factors, Factor(spec, tilt)])
     (probs,) = torch.autograd.grad(total.sum(), tilt)
     check_possible(execution, factors, total)
-    layout = execution.layout
-    dims = [k for k in range(layout.batch_dim, layout.rank) if has_posterior_dim(execution, spec.group, k)]
+    dims = find_posterior_dims(execution, spec.group)
     return probs.movedim(dim, -1).reshape([probs.shape[k] for k in dims] + [shape[dim]])
 
 
@@ -253,12 +252,10 @@ def _check_arguments(
     return request, observed
 
 
-def has_posterior_dim(execution: ExecutionState, group: NodeGroup, dim: int) -> bool:
-    """True if dim k of the layout is a dim of a group's posterior: the batch, one of its plates, or its words."""
-    layout = execution.layout
-    if dim == layout.word_dim:
-        return group.word_stack is not None
-    return dim == layout.batch_dim or layout.plates[dim - layout.batch_dim - 1] in group.plates
+def find_posterior_dims(execution: ExecutionState, group: NodeGroup) -> list[int]:
+    """The dims of the layout that a group's posterior has: the batch, its plates and its words."""
+    axes = [*group.plates, *([] if group.word_stack is None else [WORD])]
+    return [execution.layout.batch_dim, *sorted(map(execution.layout.axis, axes))]
 
 
 def check_possible(execution: ExecutionState, factors: Sequence[Factor], total: Tensor) -> None:

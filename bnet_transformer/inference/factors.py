@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.tensors import is_readable
 from bnet_transformer.compiler.evaluate import gather_attention_inputs
 from bnet_transformer.compiler.fused import AttentionInputs, apply_maps, attend, classify_dims, scaled_product
 from bnet_transformer.compiler.gather import (
@@ -33,7 +34,6 @@ from bnet_transformer.compiler.plan import (
     unset_parent_error,
 )
 from bnet_transformer.data import Evidence
-from bnet_transformer.data.checks import is_readable
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BudgetError, format_count
 from bnet_transformer.reference import ATOL, BUDGET, is_close
@@ -413,7 +413,12 @@ def _build_elimination_problem(
     discrete = {i for i in random if network.specs[i].tpm.kind == "discrete"}
     targets = set() if target is None else {target}
     targets |= {i for i, (_, is_real) in forms.items() if is_real and i in discrete}
-    fixed = {i for i in parents - targets if _is_fixed_by_evidence(network, i, forms)}
+    fixed = set()  # without values of the whole corpus, whose probability counts once
+    for i in (parents - targets) & forms.keys():
+        (is_complete, is_real), spec = forms[i], network.specs[i]
+        is_state = spec.tpm.kind == "discrete" and not is_real
+        if is_complete and spec.scope != "corpus" and (is_state or spec.tpm.kind == "continuous"):
+            fixed.add(i)
     enumerated = (discrete - fixed) & (parents | targets)
     needed = random | set(requested) - known
     observed = forms.keys() - known
@@ -531,15 +536,6 @@ def _merge_set_states(evidence: Evidence, patch: tuple[Tensor, Tensor] | None) -
     return torch.where(is_set.reshape(*is_set.shape, *[1] * (value.dim() - is_set.dim())), value, evidence.value)
 
 
-def _is_fixed_by_evidence(network: Network, index: int, forms: Mapping[int, tuple[bool, bool]]) -> bool:
-    """True if evidence gives the value of all nodes of a random group."""
-    of_all, real = forms.get(index, (False, False))
-    kind = network.specs[index].tpm.kind
-    if network.specs[index].scope == "corpus":
-        return False  # one value for all sentences: its probability counts once
-    return of_all and (kind == "continuous" or (kind == "discrete" and not real))
-
-
 def align_evidence(execution: ExecutionState, spec: NodeSpec, evidence: Evidence) -> Evidence:
     """Reshape evidence to the layout, with zeros at nodes that are not observed and at padding."""
     index, observed_mask = spec.group.index, get_present_mask(execution, spec.group.word_stack)
@@ -581,7 +577,8 @@ def check_elimination_budget(
 
 def log_prior(execution: ExecutionState, index: int, spec: NodeSpec) -> Tensor:
     """`log P(state | parents)` of every state, along the dim of the group."""
-    table = _move_states_to_dim(execution, index, state_log_probs(execution, spec)).clamp(min=LOG_ZERO)
+    position = execution.layout.enumerated.index(index)
+    table = state_log_probs(execution, spec).transpose(position, -1).squeeze(-1).clamp(min=LOG_ZERO)
     if index not in execution.patched:
         return table
     # A set node has no parents: its prior is a delta at its state. If it is set to a vector, its children receive that
@@ -611,13 +608,8 @@ def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
     logits = execution.layout.pad_dims(spec.tpm.logits(context, *parents), 1)
     if evidence is None:
         logits = zero_padding(execution, spec.group.word_stack, logits)
-        return _move_states_to_dim(execution, spec.group.index, logits)
+        return logits.transpose(execution.layout.enumerated.index(spec.group.index), -1).squeeze(-1)
     return mask_unobserved(evidence, _gather_states(logits, evidence))
-
-
-def _move_states_to_dim(execution: ExecutionState, index: int, table: Tensor) -> Tensor:
-    """A table `[*layout, states]` of an enumerated group, with the states moved to the dim of the group."""
-    return table.transpose(execution.layout.enumerated.index(index), -1).squeeze(-1)
 
 
 def _gather_states(table: Tensor, evidence: Evidence) -> Tensor:

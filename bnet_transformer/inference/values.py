@@ -20,12 +20,12 @@ from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gathe
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import PlanRequest, unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops
-from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value
+from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value, expand_names
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError, format_count, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeFamily, NodeSelection, find_family
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.do_values import expand_names, is_relative, resolve_relative, resolve_value
+from bnet_transformer.inference.do_values import is_relative, resolve_relative, resolve_value
 from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, find_mixed_type_fault, find_slowest
 from bnet_transformer.inference.query import (
     MAX_DIMS,
@@ -140,16 +140,10 @@ class NodeQuery:
     @cached_property
     def choices(self) -> dict[int, list[int]]:
         """The latent choices on which each node depends."""
-        evaluator, is_choice = self.evaluator, self.table == "value" and self.spec.tpm.kind == "discrete"
-        if not is_choice and not has_ancestor_choices(evaluator.model.network, [self.spec.group.index]):
+        model, is_choice = self.evaluator.model, self.table == "value" and self.spec.tpm.kind == "discrete"
+        if not is_choice and not has_ancestor_choices(model.network, [self.spec.group.index]):
             return {key: [] for key in self.dependencies}
-        return {node: evaluator.find_open_choices(nodes) for node, nodes in self.dependencies.items()}
-
-    @property
-    def all_choices(self) -> tuple[int, ...]:
-        """The latent choices on which some node depends."""
-        choices = self.choices.values()
-        return tuple(sorted(set().union(*choices))) if any(choices) else ()
+        return {node: self.evaluator.find_open_choices(nodes) for node, nodes in self.dependencies.items()}
 
     @cached_property
     def shared_and_local_choices(self) -> tuple[list[int], list[int]]:
@@ -333,7 +327,7 @@ class NodeEvaluator:
         """
         model, name = self.model, query.spec.group.name
         question = f"{query.question} of {name if query.node is None else model.ground.name(query.node)}"
-        choices, fault = query.all_choices, find_kind_fault(query)
+        choices, fault = tuple(sorted(set().union(*query.choices.values()))), find_kind_fault(query)
         cost: dict[str, Any] = {"states": math.prod(map(model.count_states, choices)), "choices": choices}
 
         def check_numbers(compute: Callable[[NodeQuery], Tensor]) -> Tensor:
@@ -362,7 +356,8 @@ class NodeEvaluator:
             return Plan(question, "enumeration", reason, run, count_flops=flops, **cost)
 
         def plan_fallback() -> Plan[Any]:
-            evaluations = cost["states"] * len(query.dependencies) * len(self._get_ancestral_set(query.spec))
+            num_groups = len(model.network.graph.ancestral_set([query.spec.group.index]))
+            evaluations = cost["states"] * len(query.dependencies) * num_groups
             return Plan(question, "reference", REFERENCE_REASON, fallback, evaluations=evaluations, **cost)
 
         return choose_plan({"compiled": plan_pass, "enumeration": plan_batch, "reference": plan_fallback})
@@ -448,7 +443,7 @@ class NodeEvaluator:
         """Why one pass cannot compute a table of some groups, and the choices that it enumerates."""
         network, words = self.model.network, self.model.ground.word_counts
         specs = [network.specs[index] for index in groups]
-        closed, partly_set, fault = self._find_fixed_groups(self._get_ancestral_set(*specs))
+        closed, partly_set, fault = self._find_fixed_groups(network.graph.ancestral_set(groups))
         outputs = self._get_output_groups(table, specs)
         unset = [i for i in outputs if i not in closed and network.specs[i].tpm.kind == "continuous"]
         if fault is not None or unset:
@@ -464,8 +459,7 @@ class NodeEvaluator:
         """The floating-point operations of the pass of a query, or of a batch of states of its shared choices."""
         evaluator = self if batch is None else query.single_state_evaluator
         network = self.model.network
-        ancestral = evaluator._get_ancestral_set(query.spec)
-        closed, partly_set, _ = evaluator._find_fixed_groups(ancestral)
+        closed, partly_set, _ = evaluator._find_fixed_groups(network.graph.ancestral_set([query.spec.group.index]))
         words, outputs = self.model.ground.word_counts, evaluator._get_output_groups(query.table, [query.spec])
         # The products of the group itself count as well, if there is a plan for them.
         for candidates in (sorted({query.spec.group.index, *outputs}), outputs):
@@ -520,10 +514,6 @@ class NodeEvaluator:
         dims = sorted(range(len(order)), key=order.__getitem__)
         return table.permute(*dims, *range(len(order), table.dim()))
 
-    def _get_ancestral_set(self, *specs: NodeSpec) -> set[int]:
-        """The ancestors of some groups, and the groups themselves."""
-        return self.model.network.graph.ancestral_set([spec.group.index for spec in specs])
-
     def _get_entry(self, query: NodeQuery) -> Tensor:
         """The entry of one node, or of all nodes of its group: `[*states, *shape]`, possibly NaN."""
         spec, open_choices = query.spec, next(iter(query.choices.values()), [])
@@ -574,7 +564,8 @@ class NodeEvaluator:
                     self._tables[key] = self.previous._tables[key]
         missing = [spec for spec in specs if (table, spec.group.index) not in self._tables]
         if missing:
-            execution = self.execute(self._get_output_groups(table, missing), self._get_ancestral_set(*missing))
+            ancestral = self.model.network.graph.ancestral_set([spec.group.index for spec in missing])
+            execution = self.execute(self._get_output_groups(table, missing), ancestral)
             for spec in missing:
                 self._tables[table, spec.group.index] = compute_table(table, spec, execution)
 

@@ -26,9 +26,9 @@ from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.inference.elimination import (
     compute_log_evidence,
     eliminate_choices,
+    find_posterior_dims,
     get_batch_size,
     get_full_shape,
-    has_posterior_dim,
 )
 from bnet_transformer.inference.factors import (
     Factor,
@@ -275,8 +275,8 @@ class FitObjective(nn.Module):
             tilt = torch.zeros(shape, dtype=state.log_dtype, device=state.device)
             evidence = lambda tilt: eliminate_choices(state, [*factors, Factor(selector, tilt)]).sum()  # noqa: E731
             probs: Tensor = torch.func.grad(evidence)(tilt)
-            dims = [k for k in range(state.layout.batch_dim, state.layout.rank) if has_posterior_dim(state, group, k)]
-            return probs.movedim(state_dim, -1).reshape(*[shape[k] for k in dims], shape[state_dim])
+            sizes = [shape[k] for k in find_posterior_dims(state, group)]
+            return probs.movedim(state_dim, -1).reshape(*sizes, shape[state_dim])
 
         return self.evaluate(parameters, corpus, evaluate)
 

@@ -21,9 +21,9 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.elimination import (
     compute_posterior,
     eliminate_choices,
+    find_posterior_dims,
     get_batch_size,
     get_full_shape,
-    has_posterior_dim,
 )
 from bnet_transformer.inference.factors import (
     Factor,
@@ -152,8 +152,7 @@ def _predict_mean(module: CompiledModule, spec: NodeSpec, open_choices: list[int
 
     size = mean.shape[-1]
     gradient: Tensor = torch.func.grad(generate_cumulants)(mean.new_zeros((*shape, size)))
-    dims = [n for k, n in enumerate(shape[first:]) if has_posterior_dim(state, group, first + k)]
-    return gradient.flatten(0, first).reshape(*dims, size)
+    return gradient.flatten(0, first).reshape(*[shape[k] for k in find_posterior_dims(state, group)], size)
 
 
 def default_statistics(num_states: int | None) -> dict[str, Callable[[Tensor], Tensor]]:
