@@ -23,8 +23,6 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer._core.process import check_memory
-from bnet_transformer.compiler.gather import ExecutionState
-from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec
@@ -46,13 +44,13 @@ from bnet_transformer.inference.factors import LOG_ZERO, align_evidence, evidenc
 from bnet_transformer.inference.plan import Fault, find_mixed_type_fault, format_nodes
 from bnet_transformer.inference.query import (
     Query,
-    build_request,
     find_set_groups,
     group_evidence,
     group_nodes,
     iter_chunks,
     with_sentence_scope,
 )
+from bnet_transformer.inference.values import NodeEvaluator, get_output_groups
 from bnet_transformer.reference import GroundModel, ReferenceRun, is_close
 
 LANE_BITS = 64
@@ -278,17 +276,9 @@ class _GroupCall:
     spec: NodeSpec
 
     @cached_property
-    def module(self) -> CompiledModule:
-        """The module with every choice in the scope of the sentence."""
-        return with_sentence_scope(self.query.module)
-
-    @cached_property
     def outputs(self) -> tuple[int, ...]:
         """The groups that a run computes: those that determine the distribution, or the value, of the group."""
-        network = self.query.model.network
-        if not self.spec.tpm.is_random:
-            return (self.spec.group.index,)
-        return tuple(sorted({edge.parent for edge in network.graph.in_edges[self.spec.group.index]}))
+        return tuple(get_output_groups("logits" if self.spec.tpm.is_random else "value", [self.spec]))
 
     @cached_property
     def relevant(self) -> set[int]:
@@ -296,27 +286,34 @@ class _GroupCall:
         return self.query.model.network.graph.ancestral_set(self.outputs)
 
     @cached_property
-    def model(self) -> GroundModel:
-        """The model with all random nodes set that have a state; states of variables are replaced in each batch."""
+    def evaluator(self) -> NodeEvaluator:
+        """The evaluator with all random nodes set that have a state; a batch has other states of the variables."""
         model, query = self.query.model, self.query
         specs = (spec for spec in model.network.specs if spec.group.index in self.relevant)
         barren = [n for m in specs if m.tpm.kind == "discrete" for n in model.ground.select_nodes(m.group).tolist()]
         zero = torch.zeros((), dtype=torch.long, device=model.network.device)
         states = {node: zero + support[0] for node, support in self.supports.items() if support}
         # States that are neither observed nor variables do not affect any factor (Shachter 1986).
-        return replace(model, do={**dict.fromkeys(barren, zero), **query.fixed, **states, **model.do})
+        model = replace(model, do={**dict.fromkeys(barren, zero), **query.fixed, **states, **model.do})
+        return NodeEvaluator(with_sentence_scope(query.module), model, {})
+
+    @cached_property
+    def structure(self) -> PlanRequest:
+        """The structure of a run."""
+        full, partial = find_set_groups(self.evaluator.model, self.relevant)
+        return PlanRequest(self.outputs, full, patched=partial)
 
     def find_fault(self) -> Fault | None:
         """Why one run of the compiled net cannot compute the factors; None if it can."""
-        full, partial = find_set_groups(self.model, self.relevant)
-        fault = find_mixed_type_fault(self.model, self.model.do, relevant=self.relevant)
-        return fault or self.module.find_requirements(PlanRequest(self.outputs, full, patched=partial)).fault
+        model = self.evaluator.model
+        fault = find_mixed_type_fault(model, model.do, relevant=self.relevant)
+        return fault or self.evaluator.module.find_requirements(self.structure).fault
 
     def count_flops(self, rows: int) -> int | None:
         """The floating-point operations of a batch of some rows."""
-        (full, partial), network = find_set_groups(self.model, self.relevant), self.query.model.network
-        plan = self.module.plan(PlanRequest(self.outputs, full, patched=partial))
-        return count_plan_flops(network, plan, self.query.model.ground.word_counts, full, rows)
+        network, words = self.query.model.network, self.query.model.ground.word_counts
+        plan = self.evaluator.module.plan(self.structure)
+        return count_plan_flops(network, plan, words, self.structure.known, rows)
 
     def compute_log_probs(
         self, nodes: Sequence[int], is_latent: NDArray[np.bool_], states: Mapping[int, Tensor], rows: int
@@ -336,41 +333,25 @@ class _GroupCall:
         columns = torch.tensor(nodes) - int(model.ground.offsets[spec.group.index])
         observed = [node for node, latent in zip(nodes, is_latent, strict=True) if not latent]
         evidence = group_evidence(model, {node: self.query.evidence[node] for node in observed})
+        device_states = {node: state.to(model.network.device) for node, state in states.items()}
         parts = list[tuple[Tensor, Tensor]]()
         for chunk in iter_chunks(model, rows, {spec.group.index}):
-            execution = self._run({node: state[chunk] for node, state in states.items()})
-            size = chunk.stop - chunk.start
+            batch = {node: state[chunk] for node, state in device_states.items()}
+            run, size = self.evaluator.with_batched_states(batch, self.evaluator.module), chunk.stop - chunk.start
+            execution = run.execute(self.outputs, self.relevant)
             latent_logs, observed_logs = torch.zeros(size, 0, 1), torch.zeros(size, 0)
             if len(observed) < len(nodes):
-                table = self._select_nodes(execution, state_log_probs(execution, spec), size)
+                table = run.select_rows((execution.layout, state_log_probs(execution, spec)), spec, size)
                 latent_logs = table[:, columns[torch.from_numpy(is_latent)]]
             for item in evidence.values():
                 aligned = align_evidence(execution, spec, item)
                 log_probs = evidence_log_prob(execution, spec.group.index, spec, aligned, self.query.atol)
-                table = self._select_nodes(execution, log_probs, size)
+                table = run.select_rows((execution.layout, log_probs), spec, size)
                 observed_logs = table[:, columns[torch.from_numpy(~is_latent)]]
             parts.append((latent_logs.double().cpu(), observed_logs.double().cpu()))
         latent_table, observed_table = (torch.cat(logs).numpy() for logs in zip(*parts, strict=True))
         impossible = observed_table < LOG_ZERO / 2
         return latent_table, np.where(impossible, -np.inf, observed_table)
-
-    def _run(self, states: Mapping[int, Tensor]) -> ExecutionState:
-        """Run the net for some rows."""
-        model = self.model
-        relevant = {node: value for node, value in states.items() if model.ground.group_of(node).index in self.relevant}
-        on_device = {node: value.to(model.network.device) for node, value in relevant.items()}
-        request = build_request(model, self.outputs, self.relevant, on_device, training=False)
-        return self.module.execute(request)[0]
-
-    def _select_nodes(self, execution: ExecutionState, table: Tensor, rows: int) -> Tensor:
-        """A table of the group in the layout as `[row, node, *remaining dims]`."""
-        layout, ground, group = execution.layout, self.query.model.ground, self.spec.group
-        axes = [layout.batch_dim, *(layout.axis(axis) for axis in ground.axes(group))]
-        table = table.movedim(axes, list(range(len(axes))))
-        table = table.flatten(len(axes), len(axes) + layout.rank - len(axes) - 1) if layout.rank > len(axes) else table
-        table = table.squeeze(len(axes)) if layout.rank > len(axes) else table
-        shape = (rows, *ground.shapes[group.index], *table.shape[len(axes) :])
-        return table.expand(shape).reshape(rows, -1, *table.shape[len(axes) :])
 
     def raise_nan_error(self, nodes: Sequence[int]) -> None:
         """Raise an error for NaN, which names the node."""

@@ -92,6 +92,14 @@ def get_table_parents(table: str, spec: NodeSpec) -> list[ParentSpec]:
     return [parent for parent in spec.parents if table != "attention" or parent.slot in slots]
 
 
+def get_output_groups(table: str, specs: Sequence[NodeSpec]) -> list[int]:
+    """The groups whose values a pass must compute for a table of some groups."""
+    if table == "value":
+        return sorted({spec.group.index for spec in specs})
+    parents = [parent for spec in specs for parent in get_table_parents(table, spec)]
+    return sorted({parent.index for parent in parents} | {s for parent in parents for _, s in parent.pick})
+
+
 def compute_table(table: str, spec: NodeSpec, execution: ExecutionState) -> GroupTable:
     """A table of a group, from the values of its parents in an execution state."""
     if table == "value":
@@ -444,7 +452,7 @@ class NodeEvaluator:
         network, words = self.model.network, self.model.ground.word_counts
         specs = [network.specs[index] for index in groups]
         closed, partly_set, fault = self._find_fixed_groups(network.graph.ancestral_set(groups))
-        outputs = self._get_output_groups(table, specs)
+        outputs = get_output_groups(table, specs)
         unset = [i for i in outputs if i not in closed and network.specs[i].tpm.kind == "continuous"]
         if fault is not None or unset:
             return fault or unset_parent_error(network.specs[unset[0]].group.name), frozenset()
@@ -460,7 +468,7 @@ class NodeEvaluator:
         evaluator = self if batch is None else query.single_state_evaluator
         network = self.model.network
         closed, partly_set, _ = evaluator._find_fixed_groups(network.graph.ancestral_set([query.spec.group.index]))
-        words, outputs = self.model.ground.word_counts, evaluator._get_output_groups(query.table, [query.spec])
+        words, outputs = self.model.ground.word_counts, get_output_groups(query.table, [query.spec])
         # The products of the group itself count as well, if there is a plan for them.
         for candidates in (sorted({query.spec.group.index, *outputs}), outputs):
             request = evaluator._request_plan(candidates, closed, partly_set)
@@ -555,6 +563,11 @@ class NodeEvaluator:
                 values = values.select(k, position.get(k, 0) if values.shape[k] > 1 else 0)
         return values.clone()
 
+    def select_rows(self, table: GroupTable, spec: NodeSpec, rows: int) -> Tensor:
+        """A table of a group without latent choices as `[row of the batch of states, node, *shape]`."""
+        (layout, values), shape = table, table[1].shape[table[0].rank :]
+        return self._select_dims((layout, values), spec, {}, None, tuple(shape)).reshape(rows, -1, *shape)
+
     @torch.no_grad()
     def _fill_tables(self, table: str, specs: Sequence[NodeSpec]) -> None:
         """Compute the missing tables, all in one pass of the net."""
@@ -565,16 +578,9 @@ class NodeEvaluator:
         missing = [spec for spec in specs if (table, spec.group.index) not in self._tables]
         if missing:
             ancestral = self.model.network.graph.ancestral_set([spec.group.index for spec in missing])
-            execution = self.execute(self._get_output_groups(table, missing), ancestral)
+            execution = self.execute(get_output_groups(table, missing), ancestral)
             for spec in missing:
                 self._tables[table, spec.group.index] = compute_table(table, spec, execution)
-
-    def _get_output_groups(self, table: str, specs: Sequence[NodeSpec]) -> list[int]:
-        """The groups whose values a pass must compute for a table of some groups."""
-        if table == "value":
-            return sorted({spec.group.index for spec in specs})
-        parents = [parent for spec in specs for parent in get_table_parents(table, spec)]
-        return sorted({parent.index for parent in parents} | {s for parent in parents for _, s in parent.pick})
 
     def execute(self, outputs: Sequence[int], ancestral_set: set[int]) -> ExecutionState:
         """The execution state with the values of some groups, after interventions and evidence on their ancestors."""
