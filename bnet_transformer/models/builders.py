@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.naming import Reach, as_reach, join_name, join_stem
 from bnet_transformer.bnet import BNet
-from bnet_transformer.declare import Arrow, Node, Plate
+from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.declare.declaration import check_vocabulary
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import (
@@ -245,14 +245,16 @@ def build_logits(states: int, source: str, *, tied: bool, has_bias: bool) -> lis
 class StackBuilder(CheckedDataclass):
     """The builder of the nodes before and after the slices: embeddings and readouts.
 
-    `dim` is the width of the states, `features` that of words that are vectors. `norm_type` and `eps` are options of
-    the norms.
+    `dim` is the width of the states, `features` that of words that are vectors. `tie` is whether embedding and readout
+    share one table of the vocabulary. `norm_type` and `eps` are options of the norms.
     """
 
     dim: Annotated[int, check_int]
     bias: Annotated[bool, check_bool] = True
     features: Annotated[int | None, optional(check_int)] = None
     dropout: Annotated[float, check_below_one] = 0.0
+    vocabulary: Vocabulary = field(default=None, kw_only=True)
+    tie: Annotated[bool, check_bool] = field(default=True, kw_only=True)
     eps: float = field(default=1e-5, kw_only=True)
     norm_type: str = field(default="layer", kw_only=True)
 
@@ -266,39 +268,49 @@ class StackBuilder(CheckedDataclass):
         """The role of the output of a stack: the last state, or its norm."""
         return "x"
 
+    @property
+    def is_tied(self) -> bool:
+        """Whether embedding and readout share one table."""
+        return self.tie and self.vocabulary is not None
+
+    def build_stack(
+        self, nodes: list[Node], embedding: list[Node], readout: list[Node], slices: int, name: str = ""
+    ) -> Stack:
+        """A stack over the words of the vocabulary."""
+        words = check_vocabulary(self.vocabulary) if isinstance(self.vocabulary, str | Sequence) else None
+        return Stack(nodes, embedding, readout, slices=slices, name=name, vocabulary=words)
+
     # the words
 
-    def build_embedding(
-        self, vocabulary: Vocabulary, positions: TPM | None = None, *, tied: bool, mapped: bool = True
-    ) -> list[Node]:
+    def build_embedding(self, positions: TPM | None = None, *, mapped: bool = True) -> list[Node]:
         """The nodes before the first slice.
 
         These are input vectors, mapped features, or an embedding times sqrt(dim); then positions and dropout. Without
         `mapped`, the features are the first state.
         """
-        if vocabulary is not None and self.features is not None:
+        if self.vocabulary is not None and self.features is not None:
             raise BNetError("features", expected="None, because there is a vocabulary", actual=self.features)
         features = self.features if mapped else None
-        if vocabulary is None and positions is None and features is None:
+        if self.vocabulary is None and positions is None and features is None:
             return [Node("x", Given(self.features or self.dim), plates=WORD)]
         if features is not None:
             embed = Affine(self.dim) if self.bias else Linear(self.dim)
             nodes = [Node("value", Given(features), plates=WORD), Node("embed", embed, ["value"], WORD)]
-        elif vocabulary is None:
+        elif self.vocabulary is None:
             nodes = [Node("embed", Given(self.dim), plates=WORD)]
         else:
-            table = Embed(self.dim, scale=self.dim**0.5, tied=tied, spread=self.dim**-0.5)
-            token = Node("token", Given(states=count_words(vocabulary)), plates=WORD)
-            nodes = [token, Node("embed", table, [TABLE, "token"] if tied else ["token"], WORD)]
+            table = Embed(self.dim, scale=self.dim**0.5, tied=self.is_tied, spread=self.dim**-0.5)
+            token = Node("token", Given(states=count_words(self.vocabulary)), plates=WORD)
+            nodes = [token, Node("embed", table, [TABLE, "token"] if self.is_tied else ["token"], WORD)]
         if positions is not None:
             nodes.append(Node("position", positions, plates=WORD))
             nodes.append(Node("add", Add(), ["embed", "position"], WORD))
         *before, last = nodes + self.build_dropout(nodes[-1].role, "drop")
         return [*before, Node("x", last.tpm, last.parents, WORD)]
 
-    def build_embedding_table(self, vocabulary: Vocabulary, *, tied: bool) -> list[Node]:
+    def build_embedding_table(self) -> list[Node]:
         """The embedding table as a node outside the stacks, if embedding and readout share it."""
-        return [Node(TABLE, Weight((count_words(vocabulary), self.dim)))] if tied else []
+        return [Node(TABLE, Weight((count_words(self.vocabulary), self.dim)))] if self.is_tied else []
 
     def build_dropout(self, source: str, role: str) -> list[Node]:
         """The dropout node, if there is dropout."""
@@ -306,15 +318,15 @@ class StackBuilder(CheckedDataclass):
 
     # the readouts
 
-    def build_word_readout(self, vocabulary: Vocabulary, transform: str | None, *, tied: bool) -> list[Node]:
+    def build_word_readout(self, transform: str | None) -> list[Node]:
         """The readout of a word of the vocabulary at each word."""
         # Tied logits have a bias only after a transform, as in BERT.
         nodes = self._build_transform(self.output_role, transform, WORD)
         if transform:
             nodes.append(Node("transform_norm", self.norm_tpm, ["transform"], WORD))
         source = nodes[-1].role if nodes else self.output_role
-        has_bias = self.bias and (transform is not None or not tied)
-        return nodes + build_logits(count_words(vocabulary), source, tied=tied, has_bias=has_bias)
+        has_bias = self.bias and (transform is not None or not self.is_tied)
+        return nodes + build_logits(count_words(self.vocabulary), source, tied=self.is_tied, has_bias=has_bias)
 
     def build_pooled_readout(
         self, readout: Categorical | Normal, pool: str | None, transform: str | None
@@ -342,13 +354,7 @@ class StackBuilder(CheckedDataclass):
         return [Node("dense", dense, [source], plates), Node("transform", Activation(activation), ["dense"], plates)]
 
     def build_readout(
-        self,
-        readout: TPM | str | None,
-        vocabulary: Vocabulary,
-        pool: str | None = None,
-        transform: str | None = None,
-        *,
-        tied: bool,
+        self, readout: TPM | str | None, pool: str | None = None, transform: str | None = None
     ) -> list[Node]:
         """The nodes of the readout; "word" is the readout of a word of the vocabulary, or of its features."""
         check_choice("pool", pool, (None, "first", "last", "mean", "sum"))
@@ -359,8 +365,8 @@ class StackBuilder(CheckedDataclass):
         if not (readout is None or (isinstance(readout, str) and readout in ("auto", "word"))):
             raise BNetError("readout", expected="a readout", actual=readout, allowed=allowed)
         if readout == "auto":
-            readout = None if vocabulary is None and self.features is None else "word"
-        if readout == "word" and vocabulary is None and self.features is not None:
+            readout = None if self.vocabulary is None and self.features is None else "word"
+        if readout == "word" and self.vocabulary is None and self.features is not None:
             return self.build_pooled_readout(Normal(1.0, dim=self.features, learnable=True), pool, transform)
         for option, value in (("pool", pool), ("transform", transform)):
             if value is not None and (option == "pool" or readout is None):
@@ -368,9 +374,9 @@ class StackBuilder(CheckedDataclass):
                 raise BNetError(option, expected=expected, actual=value)
         if readout is None:
             return []
-        if vocabulary is None:
+        if self.vocabulary is None:
             raise BNetError("readout='word'", expected="a vocabulary or features")
-        return self.build_word_readout(vocabulary, transform, tied=tied)
+        return self.build_word_readout(transform)
 
 
 @dataclass(frozen=True)
@@ -414,6 +420,23 @@ class BlockBuilder(StackBuilder):
     def output_role(self) -> str:
         """The role of the output of a stack: the last state, or its norm, which is the default unless norm="post"."""
         return "norm" if (self.norm != "post" if self.final_norm is None else self.final_norm) else "x"
+
+    def build_net(
+        self,
+        name: str,
+        mask: object,
+        slices: int,
+        positions: TPM | None,
+        readout: TPM | str | None,
+        pool: str | None,
+        transform: str | None,
+        seed: int,
+    ) -> BNet:
+        """The net of one stack: the encoder and the decoder."""
+        nodes, embedding = self.build_slice(parse_mask(mask)), self.build_embedding(positions)
+        end = [*self.build_final_norm(), *self.build_readout(readout, pool, transform)]
+        stack = self.build_stack(nodes, embedding, end, slices)
+        return BNet(Declaration([stack], self.build_embedding_table(), self.plates, name=name), seed=seed)
 
     # the slices
 
@@ -499,17 +522,6 @@ def count_words(vocabulary: Vocabulary) -> int:
     except BNetError as error:
         expected = "a list of different words, or their number (at least 1)"
         raise BNetError("vocabulary", expected=expected, actual=vocabulary) from error
-
-
-def list_words(vocabulary: Vocabulary) -> tuple[str, ...] | None:
-    """The words of a vocabulary; None if only their number is given."""
-    return check_vocabulary(vocabulary) if isinstance(vocabulary, str | Sequence) else None
-
-
-def is_tied(tie: bool, vocabulary: Vocabulary) -> bool:
-    """True if embedding and readout share one table."""
-    check_choice("tie", tie, (True, False))
-    return tie and vocabulary is not None
 
 
 def get_positions(positions: TPM | str | None, dim: int, words: int | None) -> TPM | None:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from bnet_transformer._core.checks import check_choice
 from bnet_transformer.bnet import BNet
-from bnet_transformer.declare import Arrow, Declaration, Node, Stack
+from bnet_transformer.declare import Arrow, Declaration, Node
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models.builders import WORD, StackBuilder, Vocabulary, is_tied, list_words
+from bnet_transformer.models.builders import WORD, StackBuilder, Vocabulary
 from bnet_transformer.tpm import TPM, Gated, Memory, Recur
 
 CELLS = ("rnn", "lstm")
@@ -71,17 +71,12 @@ def recurrent(
     if activation is not None and cell != "rnn":
         expected = "None for an LSTM, because its gates have fixed activations"
         raise BNetError("activation", expected=expected, actual=activation)
-    builder, tied = StackBuilder(dim, bias, features), is_tied(tie, vocabulary)
+    builder = StackBuilder(dim, bias, features, vocabulary=vocabulary, tie=tie)
     state = Recur(builder.dim, activation or "tanh", bias)
     rnn = [Node("x", state, ["x", _previous_word("x")], WORD, shape=(builder.dim,))]
-    stack = Stack(
-        _build_lstm(builder.dim, bias) if cell == "lstm" else rnn,
-        builder.build_embedding(vocabulary, None, tied=tied, mapped=False),
-        builder.build_readout(readout, vocabulary, pool, transform, tied=tied),
-        slices=slices,
-        vocabulary=list_words(vocabulary),
-    )
-    return BNet(Declaration([stack], builder.build_embedding_table(vocabulary, tied=tied), name=cell), seed=seed)
+    nodes, embedding = _build_lstm(builder.dim, bias) if cell == "lstm" else rnn, builder.build_embedding(mapped=False)
+    stack = builder.build_stack(nodes, embedding, builder.build_readout(readout, pool, transform), slices)
+    return BNet(Declaration([stack], builder.build_embedding_table(), name=cell), seed=seed)
 
 
 def _build_lstm(dim: int, bias: bool) -> list[Node]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from bnet_transformer._core.checks import check_int, check_mapping, check_names
 from bnet_transformer._core.naming import Reach
 from bnet_transformer.bnet import BNet
-from bnet_transformer.declare import Declaration, Stack
+from bnet_transformer.declare import Declaration
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models.builders import BlockBuilder, Vocabulary, get_positions, is_tied, list_words, parse_mask
+from bnet_transformer.models.builders import BlockBuilder, Vocabulary, get_positions, parse_mask
 from bnet_transformer.tpm import TPM
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -84,17 +85,10 @@ def encoder(
     >>> s["q_0_1_2"].shape, s["x_1_2"].shape, s.attention(0).shape      # head 1, word 2
     (torch.Size([4]), torch.Size([8]), torch.Size([2, 3, 3]))
     """
-    builder = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
-    tied = is_tied(tie, vocabulary)
-    stack = Stack(
-        builder.build_slice(parse_mask(mask)),
-        builder.build_embedding(vocabulary, get_positions(positions, dim, words), tied=tied),
-        [*builder.build_final_norm(), *builder.build_readout(readout, vocabulary, pool, transform, tied=tied)],
-        slices=slices,
-        vocabulary=list_words(vocabulary),
-    )
-    table = builder.build_embedding_table(vocabulary, tied=tied)
-    return BNet(Declaration([stack], table, builder.plates, name="encoder"), seed=seed)
+    sizes = dim, bias, features, dropout, heads, hidden
+    builder = BlockBuilder(*sizes, norm, final_norm, activation, vocabulary=vocabulary, tie=tie)
+    position_tpm = get_positions(positions, dim, words)
+    return builder.build_net("encoder", mask, slices, position_tpm, readout, pool, transform, seed)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -172,17 +166,10 @@ def decoder(
     tensor([[1., 0., 0.],
             [1., 0., 0.]])
     """
-    builder = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
-    tied = is_tied(tie, vocabulary)
-    stack = Stack(
-        builder.build_slice(parse_mask(mask)),
-        builder.build_embedding(vocabulary, get_positions(positions, dim, words), tied=tied),
-        [*builder.build_final_norm(), *builder.build_readout(readout, vocabulary, pool, transform, tied=tied)],
-        slices=slices,
-        vocabulary=list_words(vocabulary),
-    )
-    table = builder.build_embedding_table(vocabulary, tied=tied)
-    return BNet(Declaration([stack], table, builder.plates, name="decoder"), seed=seed)
+    sizes = dim, bias, features, dropout, heads, hidden
+    builder = BlockBuilder(*sizes, norm, final_norm, activation, vocabulary=vocabulary, tie=tie)
+    position_tpm = get_positions(positions, dim, words)
+    return builder.build_net("decoder", mask, slices, position_tpm, readout, pool, transform, seed)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -262,29 +249,19 @@ def encoder_decoder(
     >>> s.attention(0, role="dec_cross_a").shape                # [head, word, attended word]
     torch.Size([2, 2, 3])
     """
-    builder = BlockBuilder(dim, bias, features, dropout, heads, hidden, norm, final_norm, activation)
+    sizes = dim, bias, features, dropout, heads, hidden
     target = vocabulary if target_vocabulary is None else target_vocabulary
-    tied = is_tied(tie, target)
+    decoding = BlockBuilder(*sizes, norm, final_norm, activation, vocabulary=target, tie=tie)
+    encoding = replace(decoding, vocabulary=vocabulary, tie=tie and target_vocabulary is None)
     position_tpm = get_positions(positions, dim, words)
     reaches, num_slices = _parse_masks(mask), _parse_slices(slices)
-    enc = Stack(
-        builder.build_slice(reaches["enc"]),
-        builder.build_embedding(vocabulary, position_tpm, tied=tied and target_vocabulary is None),
-        builder.build_final_norm(),
-        slices=num_slices["enc"],
-        name="enc",
-        vocabulary=list_words(vocabulary),
-    )
-    dec = Stack(
-        builder.build_slice(reaches["dec"], reaches["cross"]),
-        builder.build_embedding(target, position_tpm, tied=tied),
-        [*builder.build_final_norm(), *builder.build_readout(readout, target, tied=tied)],
-        slices=num_slices["dec"],
-        name="dec",
-        vocabulary=list_words(target),
-    )
-    table = builder.build_embedding_table(target, tied=tied)
-    return BNet(Declaration([enc, dec], table, builder.plates, name="encoder-decoder"), seed=seed)
+    nodes, embedding = encoding.build_slice(reaches["enc"]), encoding.build_embedding(position_tpm)
+    enc = encoding.build_stack(nodes, embedding, encoding.build_final_norm(), num_slices["enc"], "enc")
+    nodes, embedding = decoding.build_slice(reaches["dec"], reaches["cross"]), decoding.build_embedding(position_tpm)
+    end = [*decoding.build_final_norm(), *decoding.build_readout(readout)]
+    dec = decoding.build_stack(nodes, embedding, end, num_slices["dec"], "dec")
+    table = decoding.build_embedding_table()
+    return BNet(Declaration([enc, dec], table, decoding.plates, name="encoder-decoder"), seed=seed)
 
 
 def _parse_slices(slices: object) -> dict[str, int]:
