@@ -882,13 +882,7 @@ def gibbs_gate_posterior(
 ) -> GatePosterior:
     """Compute the posterior of all gates by Gibbs sampling.
 
-    Args:
-        runs: The gated runs. The random numbers of a sentence do not depend on the number of ranks.
-        scale: The factor by which `log P` of a run is multiplied.
-        rounds: The number of sweeps of each chain, of which a fourth are warmup.
-        draws: The number of samples of rho.
-        generator: The random generator.
-        update_progress: A function that receives the number of finished runs.
+    The arguments are those of `relaxed_gate_posterior`; a round is a sweep of each chain, and a fourth are warmup.
     """
     # Let r_s be the likelihood ratio of a gate on and off in a sentence, given the other gates of the sentence. Given
     # these, the share of the head has a density proportional to `prod_s (1 - rho + rho r_s)`: its gates are summed out.

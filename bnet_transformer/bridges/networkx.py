@@ -178,19 +178,12 @@ def sentence_to_networkx(
 
 
 def select_part(
-    state: SentenceState,
-    *,
-    weights: bool,
-    slices: int | Collection[int] | None,
-    words: object,
-    heads: int | Collection[int] | None,
-    attention: bool,
-    min_weight: float | None,
+    state: SentenceState, *, attention: bool, min_weight: float | None, weights: bool = True, **part: Any
 ) -> NodeSelection:
     """Validate the options of a graph that are common to all its formats, and select its nodes."""
     check_choice("weights", weights, (True, False))
     check_choice("attention", attention, (True, False))
-    selection = state.selection(weights=weights, slices=slices, words=words, heads=heads)
+    selection = state.selection(weights=weights, **part)
     if min_weight is not None and not 0.0 <= check_float("min_weight", min_weight) <= 1.0:
         raise BNetError("min_weight", expected="a probability from 0 to 1", actual=min_weight)
     return selection
@@ -338,27 +331,21 @@ def write_ground_graph(
     state: SentenceState,
     folder: object,
     *,
-    weights: bool = True,
-    slices: int | Collection[int] | None = None,
-    words: object = None,
-    heads: int | Collection[int] | None = None,
     attention: bool = False,
     min_weight: float | None = None,
     limit: int | None = MAX_PARQUET_ARROWS,
+    **part: Any,
 ) -> None:
-    """Write the ground graph of a sentence, or a part of it. The options are those of `sentence_to_networkx`.
+    """Write the ground graph of a sentence, or a part of it.
 
     Args:
         state: The sentence.
         folder: The folder; it is created if it does not exist.
-        weights: True includes selectors and weights.
-        slices: The slices to include; None for all.
-        words: The words to include; None for all.
-        heads: The heads to include; None for all.
         attention: True adds the column `weight`: `P(j | i)`, averaged over the posterior of the latent choices; it is
             null for arrows that are no attention.
         min_weight: The minimum weight of an arrow; None for no minimum.
         limit: The maximum number of arrows, before those of smaller weights are left out; None for no limit.
+        **part: The options `weights`, `slices`, `words` and `heads` of `sentence_to_networkx`.
 
     Raises:
         BNetError: pyarrow is not installed.
@@ -366,9 +353,7 @@ def write_ground_graph(
         FileError: The folder cannot be written.
     """
     pa, ground = _import_pyarrow(), state.ground
-    selection = select_part(
-        state, weights=weights, slices=slices, words=words, heads=heads, attention=attention, min_weight=min_weight
-    )
+    selection = select_part(state, attention=attention, min_weight=min_weight, **part)
     check_arrow_limit(ground, selection, limit)
     has_weights = attention or min_weight is not None
     columns = _group_columns(pa) | {
