@@ -17,7 +17,7 @@ from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
 from bnet_transformer._core.results import Result
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.module import find_output_groups, list_group_indices
-from bnet_transformer.compiler.plan import ExecutionPlan, PlanRequest
+from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost.flop_counter import (
     ZERO,
     FlopCounter,
@@ -444,23 +444,18 @@ def cost(
 
 
 def count_plan_flops(
-    network: Network,
-    plan: ExecutionPlan,
-    word_counts: Mapping[str, int],
-    known: frozenset[int] = frozenset(),
-    batch: int = 1,
+    module: CompiledModule, request: PlanRequest, word_counts: Mapping[str, int], batch: int = 1
 ) -> int | None:
-    """The floating-point operations of a plan; None if a TPM does not declare its products.
+    """The floating-point operations of a run; None if a TPM does not declare its products.
 
     Args:
-        network: The net.
-        plan: The plan.
+        module: The compiled net.
+        request: The structure of the run.
         word_counts: The number of words of each stack.
-        known: Groups whose values are given and therefore not computed.
         batch: The number of sentences.
     """
-    sizes = SizeTable(network, dict(word_counts), batch)
-    counter = FlopCounter(plan, sizes, known)
+    sizes = SizeTable(module.network, dict(word_counts), batch)
+    counter = FlopCounter(module.plan(request), sizes, request.known)
     flops = counter.flops(counter.multiplications)
     return None if flops is None else flops.exact(_get_word_values(sizes))
 

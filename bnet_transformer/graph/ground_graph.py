@@ -112,18 +112,21 @@ class GroundGraph:
         )
         self._parents_cache: dict[int, list[int]] = {}
 
-    def split_by_group(self, nodes: Iterable[int]) -> dict[int, list[int]]:
+    def split_by_group(self, nodes: Iterable[int], relevant: Collection[int] | None = None) -> dict[int, list[int]]:
         """The nodes of each group.
 
         Args:
             nodes: The ids of nodes.
+            relevant: The indices of the groups that are included. None (default) for all.
 
         Returns:
             The ids by the index of the group.
         """
         groups: dict[int, list[int]] = {}
         for node in nodes:
-            groups.setdefault(self.group_of(node).index, []).append(node)
+            index = self.group_of(node).index
+            if relevant is None or index in relevant:
+                groups.setdefault(index, []).append(node)
         return groups
 
     # names

@@ -123,12 +123,12 @@ def ancestral_order(ground: GroundGraph, nodes: Collection[int]) -> list[int]:
     return [node for node in topological_order(ground).tolist() if node in needed]
 
 
-def mark_nodes(ground: GroundGraph, nodes: Iterable[int]) -> dict[int, Marks]:
-    """The marks of some nodes by group, `[*plates, word, 1]`."""
+def mark_nodes(ground: GroundGraph, nodes: Iterable[int], mark: np.generic = np.True_) -> dict[int, Marks]:
+    """The marks of some nodes by group, `[*plates, word, 1]`: zero at other nodes."""
     marked = {}
     for group, ids in ground.split_by_group(nodes).items():
-        marked[group] = np.zeros((*ground.shapes[group], 1), dtype=bool)
-        marked[group].reshape(-1)[np.array(ids) - int(ground.offsets[group])] = True
+        marked[group] = np.zeros((*ground.shapes[group], 1), dtype=mark.dtype)
+        marked[group].reshape(-1)[np.array(ids) - int(ground.offsets[group])] = mark
     return marked
 
 

@@ -527,9 +527,7 @@ def resolve_relative(
 
 def _iter_change_batches(model: GroundModel, nodes: Sequence[int]) -> Iterator[Collection[int]]:
     """The nodes with changes, each batch after those of its ancestors."""
-    changed: dict[int, list[int]] = {}
-    for node in nodes:
-        changed.setdefault(model.ground.group_of(node).index, []).append(node)
+    changed = model.ground.split_by_group(nodes)
     graph = model.network.graph
     for component in graph.components if changed else ():
         batch = [node for index in component for node in changed.get(index, ())]

@@ -12,7 +12,7 @@ compiled net, and `contraction` eliminates the variables.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 
@@ -27,7 +27,7 @@ from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, format_count
-from bnet_transformer.graph.traversal import CutMarks, Marks, propagate_marks
+from bnet_transformer.graph.traversal import CutMarks, Marks, mark_nodes, propagate_marks
 from bnet_transformer.inference.contraction import (
     EliminationOrder,
     JointRows,
@@ -42,18 +42,12 @@ from bnet_transformer.inference.contraction import (
 )
 from bnet_transformer.inference.factors import LOG_ZERO, align_evidence, evidence_log_prob, state_log_probs
 from bnet_transformer.inference.plan import Fault, find_mixed_type_fault, format_nodes
-from bnet_transformer.inference.query import (
-    Query,
-    find_set_groups,
-    group_evidence,
-    group_nodes,
-    iter_chunks,
-    with_sentence_scope,
-)
+from bnet_transformer.inference.query import Query, find_set_groups, group_evidence, iter_chunks, with_sentence_scope
 from bnet_transformer.inference.values import NodeEvaluator, get_output_groups
 from bnet_transformer.reference import GroundModel, ReferenceRun, is_close
 
 LANE_BITS = 64
+ALL_LANES = ~np.uint64(0)
 BUDGET_HINT = (
     "Raise budget=, set or observe some of these nodes, or use sample(n) of a sentence without evidence, which is "
     "approximate"
@@ -311,9 +305,7 @@ class _GroupCall:
 
     def count_flops(self, rows: int) -> int | None:
         """The floating-point operations of a batch of some rows."""
-        network, words = self.query.model.network, self.query.model.ground.word_counts
-        plan = self.evaluator.module.plan(self.structure)
-        return count_plan_flops(network, plan, words, self.structure.known, rows)
+        return count_plan_flops(self.evaluator.module, self.structure, self.query.model.ground.word_counts, rows)
 
     def compute_log_probs(
         self, nodes: Sequence[int], is_latent: NDArray[np.bool_], states: Mapping[int, Tensor], rows: int
@@ -376,7 +368,7 @@ def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
     supports = find_supports(query)
     query = replace(query, evidence={n: v for n, v in query.evidence.items() if n not in supports})
     model, variables = query.model, tuple(supports)
-    groups = group_nodes(model, [*variables, *query.evidence])
+    groups = model.ground.split_by_group([*variables, *query.evidence])
     for index in groups:
         fault = _GroupCall(query, supports, model.network.specs[index]).find_fault()
         if fault is not None:
@@ -453,8 +445,11 @@ def propagate_variables(model: GroundModel, variables: Sequence[int], counts: Se
             index = ground.group_of(node).index
             marks = variable_marks.setdefault(index, np.zeros((*ground.shapes[index], lanes), dtype=np.uint64))
             marks.reshape(-1, lanes)[node - int(ground.offsets[index]), k // LANE_BITS] |= np.uint64(1 << k % LANE_BITS)
-    partly_cut = ground.retained_parents.keys() - ground.cut_nodes
-    cut = CutMarks(_mark_all_lanes(ground.cut_nodes, model), _mark_all_lanes(partly_cut, model), ground)
+    cut = CutMarks(
+        mark_nodes(ground, ground.cut_nodes, ALL_LANES),
+        mark_nodes(ground, ground.retained_parents.keys() - ground.cut_nodes, ALL_LANES),
+        ground,
+    )
     values = dict(variable_marks)  # the variables that determine the value of each node
     arrived: dict[int, Marks] = {}
     for component in network.graph.components:
@@ -474,16 +469,6 @@ def propagate_variables(model: GroundModel, variables: Sequence[int], counts: Se
                     values[index] = marks | variable_marks[index] if index in variable_marks else marks
                     has_changed = True
     return arrived
-
-
-def _mark_all_lanes(nodes: Collection[int], model: GroundModel) -> dict[int, Marks]:
-    """All bits of one lane at some nodes, by group: `[*plates, word, 1]`."""
-    marked = {}
-    for index, ids in model.ground.split_by_group(nodes).items():
-        marks = np.zeros((*model.ground.shapes[index], 1), dtype=np.uint64)
-        marks.reshape(-1)[np.array(ids) - int(model.ground.offsets[index])] = ~np.uint64(0)
-        marked[index] = marks
-    return marked
 
 
 def select_marks(model: GroundModel, marks: Mapping[int, Marks], nodes: Sequence[int], count: int) -> NDArray[np.bool_]:

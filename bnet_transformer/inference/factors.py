@@ -33,6 +33,7 @@ from bnet_transformer.compiler.plan import (
     StructureError,
     unset_parent_error,
 )
+from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.data import Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BudgetError, format_count
@@ -270,6 +271,14 @@ class EliminationProblem:
         """The number of joint states of the largest sum, a group that depends on its choices, and the choices."""
         counts = ((math.prod(network.count_states(i, words) for i in scope), k, scope) for k, scope in self.scopes)
         return max(counts, key=itemgetter(0), default=(1, 0, ()))
+
+    def count_flops(
+        self, module: CompiledModule, do: frozenset[int], words: Mapping[str, int], batch: int
+    ) -> int | None:
+        """The floating-point operations of the pass for a batch of sentences; `do` are the groups that are set."""
+        outputs = tuple(dict.fromkeys([*self.outputs, *self.factor_groups]))
+        request = PlanRequest(outputs, do | self.fixed, self.enumerated, has_chains=True)
+        return count_plan_flops(module, request, words, batch)
 
     def bind(self, evidence: Mapping[int, Evidence], request: ExecutionRequest, atol: float = ATOL) -> FactorRequest:
         """The factors of evidence and sentences with the structure of this problem.

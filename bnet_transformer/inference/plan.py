@@ -35,7 +35,6 @@ from torch import Tensor
 from bnet_transformer._core.process import translate_memory_errors
 from bnet_transformer.compiler.plan import StructureError
 from bnet_transformer.errors import BNetError, BudgetError, format_count
-from bnet_transformer.inference.query import group_nodes
 from bnet_transformer.reference import GroundModel
 
 P = ParamSpec("P")
@@ -229,7 +228,7 @@ def find_mixed_type_fault(
 ) -> Obstacle | None:
     """Why the values of a group are not one tensor: some nodes have states and others have vectors."""
     is_real = {node: value.is_floating_point() for node, value in values.items()} | dict.fromkeys(states, False)
-    for index, nodes in group_nodes(model, is_real, relevant).items():
+    for index, nodes in model.ground.split_by_group(is_real, relevant).items():
         if len({is_real[node] for node in nodes}) > 1:
             name = model.network.specs[index].group.name
             return Obstacle(

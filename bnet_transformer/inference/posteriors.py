@@ -22,8 +22,6 @@ from bnet_transformer._core.process import check_memory
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer._core.tokens import distinguish, name_columns
-from bnet_transformer.compiler.plan import PlanRequest
-from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.data.checks import find_groups
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count, unknown_name_error
@@ -49,7 +47,6 @@ from bnet_transformer.inference.query import (
     enumerate_joint_states,
     find_set_groups,
     group_evidence,
-    group_nodes,
     prune_barren_choices,
     prune_interventions,
     with_sentence_scope,
@@ -206,8 +203,8 @@ def plan_elimination(question: str, query: Query, compute: Callable[[FactorReque
     problem = find_elimination_problem(query, node)
     if not isinstance(problem, EliminationProblem):
         return problem
-    network = query.model.network
-    states, index, scope = problem.find_largest_scope(network, query.model.ground.word_counts)
+    network, words = query.model.network, query.model.ground.word_counts
+    states, index, scope = problem.find_largest_scope(network, words)
     if states > query.budget:
         names = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
         reason = f"it would sum over {format_count(states)} joint states of {names}, more than the budget of "
@@ -217,7 +214,7 @@ def plan_elimination(question: str, query: Query, compute: Callable[[FactorReque
         evidence, request = group_evidence(query.model, query.evidence), build_request(query.model)
         return compute(problem.bind(evidence, request, query.atol))
 
-    flops = partial(_count_flops, query, problem, 1)
+    flops = partial(problem.count_flops, query.module, find_set_groups(query.model)[0], words, 1)
     return Plan(question, "elimination", ELIMINATION_REASON, run, states=states, count_flops=flops)
 
 
@@ -240,15 +237,6 @@ def find_elimination_problem(
     forms = classify_evidence(model, query.evidence, states)
     problem = build_elimination_problem(module, forms, target, *find_set_groups(model))
     return problem.fault or problem
-
-
-def _count_flops(query: Query, problem: EliminationProblem, batch: int) -> int | None:
-    """The floating-point operations of the pass of an elimination."""
-    network, words = query.model.network, query.model.ground.word_counts
-    outputs = tuple(dict.fromkeys([*problem.outputs, *problem.factor_groups]))
-    known = find_set_groups(query.model)[0] | problem.fixed
-    plan = query.module.plan(PlanRequest(outputs, known, problem.enumerated, has_chains=True))
-    return count_plan_flops(network, plan, words, known, batch)
 
 
 def _compute_posterior(query: Query, group: int, index: tuple[int, ...], factors: FactorRequest) -> Tensor:
@@ -359,20 +347,21 @@ def plan_conditioning(question: str, query: Query) -> JointPlan | Fault:
     # The last groups first: no value depends on several words of the choices of a last slice with word-wise readouts,
     # so that they are summed word by word in each joint state of the choices of the lower slices.
     removable = set(nodes) - set(query.nodes)
-    for _, members in sorted(group_nodes(query.model, removable).items(), reverse=True):
+    for _, members in sorted(query.model.ground.split_by_group(removable).items(), reverse=True):
         fewer = tuple(node for node in nodes if node in query.nodes or node not in members)
         attempt = _condition(given, fewer)
         if isinstance(attempt, tuple):
             nodes, result = fewer, attempt
     conditioned, problem = result
     rows, excess = math.prod(len(supports[node]) for node in nodes), None
-    network = query.model.network
-    summed, _, scope = problem.find_largest_scope(network, query.model.ground.word_counts)
+    network, words = query.model.network, query.model.ground.word_counts
+    summed, _, scope = problem.find_largest_scope(network, words)
     if rows * summed > query.budget:
         groups = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
         names = ", times those of ".join(filter(None, [format_nodes(query.model, nodes), groups]))
         excess = excess_error(f"at most {format_count(query.budget)} joint states of {names}", rows * summed)
-    flops, is_complete = _count_flops(conditioned, problem, rows), set(given.choices) <= set(nodes)
+    flops = problem.count_flops(conditioned.module, find_set_groups(conditioned.model)[0], words, rows)
+    is_complete = set(given.choices) <= set(nodes)
     algorithm = "enumeration" if is_complete and len(nodes) > len(query.nodes) else "conditioning"
     reason = JOINT_REASONS[algorithm].format(nodes=format_nodes(query.model, nodes)) if nodes else PRUNED_REASON
     compute = partial(_batched_log_probs, conditioned, problem, nodes, summed=summed)
@@ -391,7 +380,7 @@ def _condition(query: Query, nodes: Sequence[int]) -> tuple[Query, EliminationPr
         return conditioned, problem
     # Barren choices at state 0 can make it possible, except those in the groups of choices that remain to be summed.
     latent = set(query.choices) - set(nodes)
-    groups = [query.model.network.specs[index].group for index in group_nodes(query.model, latent)]
+    groups = [query.model.network.specs[index].group for index in query.model.ground.split_by_group(latent)]
     members = (node for group in groups for node in query.model.ground.select_nodes(group).tolist())
     model = prune_barren_choices(query.model, {*query.choices, *members, *nodes, *query.evidence})
     conditioned = replace(conditioned, model=model)

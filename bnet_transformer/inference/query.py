@@ -270,7 +270,7 @@ def group_values(
     """
     columns = {**{node: value[None] for node, value in values.items()}, **(states or {})}
     groups = {}
-    for index, nodes in group_nodes(model, columns, relevant).items():
+    for index, nodes in model.ground.split_by_group(columns, relevant).items():
         shape, positions = model.ground.shapes[index], [node - int(model.ground.offsets[index]) for node in nodes]
         first = next((columns[node] for node in nodes if node in (states or {})), columns[nodes[0]])
         flat = first.new_zeros(len(first), math.prod(shape), *first.shape[1:])
@@ -285,8 +285,8 @@ def find_set_groups(
     model: GroundModel, relevant: Collection[int] | None = None
 ) -> tuple[frozenset[int], frozenset[int]]:
     """The groups whose nodes are all set, and those with some set nodes or attention rows."""
-    full, partial = set[int](), set(group_nodes(model, model.attention_rows, relevant))
-    for index, nodes in group_nodes(model, model.do, relevant).items():
+    full, partial = set[int](), set(model.ground.split_by_group(model.attention_rows, relevant))
+    for index, nodes in model.ground.split_by_group(model.do, relevant).items():
         is_full = len(nodes) == math.prod(model.ground.shapes[index])
         (full if is_full and model.network.specs[index].tpm.kind != "input" else partial).add(index)
     return frozenset(full), frozenset(partial)
@@ -304,24 +304,12 @@ def classify_evidence(
     """
     is_real = {node: value.is_floating_point() for node, value in evidence.items()} | dict.fromkeys(states, False)
     forms = {}
-    for index, nodes in group_nodes(model, is_real).items():
+    for index, nodes in model.ground.split_by_group(is_real).items():
         base, real = int(model.ground.offsets[index]), is_real[nodes[0]]
         unobserved = [node for node in range(base, base + math.prod(model.ground.shapes[index])) if node not in is_real]
         is_complete = all(node in model.do and model.do[node].is_floating_point() == real for node in unobserved)
         forms[index] = is_complete, real
     return forms
-
-
-def group_nodes(
-    model: GroundModel, nodes: Iterable[int], relevant: Collection[int] | None = None
-) -> dict[int, list[int]]:
-    """Nodes by the index of their group."""
-    groups: dict[int, list[int]] = {}
-    for node in nodes:
-        index = model.ground.group_of(node).index
-        if relevant is None or index in relevant:
-            groups.setdefault(index, []).append(node)
-    return groups
 
 
 def enumerate_joint_states(supports: Sequence[Sequence[int]]) -> Tensor:

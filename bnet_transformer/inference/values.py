@@ -466,15 +466,15 @@ class NodeEvaluator:
     def count_flops(self, query: NodeQuery, batch: int | None = None) -> int | None:
         """The floating-point operations of the pass of a query, or of a batch of states of its shared choices."""
         evaluator = self if batch is None else query.single_state_evaluator
-        network = self.model.network
-        closed, partly_set, _ = evaluator._find_fixed_groups(network.graph.ancestral_set([query.spec.group.index]))
+        ancestral = self.model.network.graph.ancestral_set([query.spec.group.index])
+        closed, partly_set, _ = evaluator._find_fixed_groups(ancestral)
         words, outputs = self.model.ground.word_counts, get_output_groups(query.table, [query.spec])
         # The products of the group itself count as well, if there is a plan for them.
         for candidates in (sorted({query.spec.group.index, *outputs}), outputs):
             request = evaluator._request_plan(candidates, closed, partly_set)
             if self.module.find_requirements(request, words).fault is None:
                 break
-        return count_plan_flops(network, self.module.plan(request), words, closed, batch or 1)
+        return count_plan_flops(self.module, request, words, batch or 1)
 
     def _request_plan(
         self, outputs: Iterable[int], known: Iterable[int], partly_set: frozenset[int] = frozenset()

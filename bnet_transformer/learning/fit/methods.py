@@ -17,8 +17,7 @@ from bnet_transformer._core.distributed import distributed_context, resolve_devi
 from bnet_transformer._core.files import compute_digest
 from bnet_transformer._core.process import check_memory, translate_memory_errors
 from bnet_transformer._core.tensors import enable_gradients, fork_torch_rng
-from bnet_transformer.compiler.plan import CROSS_WORD_HINT, PlanRequest
-from bnet_transformer.cost.net_cost import count_plan_flops
+from bnet_transformer.compiler.plan import CROSS_WORD_HINT
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count
@@ -383,16 +382,14 @@ def analyse_choices(
 
 def count_step_flops(problem: FitProblem, method: Method, elimination: EliminationProblem) -> int | None:
     """Count the FLOPs of the compiled passes of one step; None if a TPM does not define its FLOPs."""
-    objective, corpus, network = problem.objective, problem.corpus, problem.objective.network
-    outputs, known = tuple(dict.fromkeys([*elimination.outputs, *elimination.factor_groups])), elimination.fixed
+    objective, corpus = problem.objective, problem.corpus
     words = {stack: value.shape[1] for stack, value in corpus.x.items()}
     is_full_batch = objective.has_corpus_choice or isinstance(method, NUTS | Laplace)
     sentences = len(corpus) if is_full_batch else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
-    plan = objective.module.plan(PlanRequest(outputs, known, elimination.enumerated, has_chains=True))
     sets = method.chains if isinstance(method, NUTS) else 1
     if isinstance(method, PointMethod):
         options, adam = resolve_options(problem, method)
         sets = options.restarts
         sentences = sentences if adam is not None else len(corpus)
-    flops = count_plan_flops(network, plan, words, known, sentences)
+    flops = elimination.count_flops(objective.module, frozenset(), words, sentences)
     return None if flops is None else sets * flops
