@@ -82,7 +82,7 @@ def list_pairs():
             yield pytest.param(case, kind, id=f"{case.name}, {kind}", marks=marks)
 
 
-@pytest.mark.parametrize(("case", "kind"), list_pairs())
+@pytest.mark.parametrize(("case", "kind"), [*list_pairs()])
 def test_a_sweep_takes_every_intervention(case, kind):
     clean, corrupt = make_pair(case)
     outputs = get_outputs(corrupt)

@@ -281,7 +281,7 @@ def _parse_sides(
 
 
 def is_intervention(side: object) -> bool:
-    """True for what values become, given instead of sentences: `Zero()`, `Mean(...)`, or a change such as a function."""
+    """True for what values become, given instead of sentences: `Zero()`, `Mean(...)`, or a change of the value."""
     return isinstance(side, Zero | Mean) or as_change(side) is not None
 
 
