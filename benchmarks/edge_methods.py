@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import bnet_transformer as bt
 from bnet_transformer._core.naming import split_path
 from bnet_transformer.interventions.acdc import search_circuit
 from bnet_transformer.interventions.circuit_runs import CircuitRuns
@@ -152,15 +153,15 @@ def sweep_exactly(*directions: str) -> Callable[[Problem], Recovery]:
     return score
 
 
-def sweep_by_gradients(**options: Any) -> Callable[[Problem], Recovery]:
+def sweep_by_gradients(method: bt.Gradient) -> Callable[[Problem], Recovery]:
     """Return a method that estimates the effects of noising by gradients."""
 
     def score(problem: Problem) -> Recovery:
-        effects = problem.sweep(direction="noise", first_order=True, **options)
+        effects = problem.sweep(direction="noise", method=method)
         # One forward and one backward run at each step, and both ends; activations are set one group after the other.
-        groups = 1 + 2 * problem.slices if options.get("convention") == "eap-ig-activations" else 1
+        groups = 1 + 2 * problem.slices if method.rule == "activations" else 1
         scores = {name: -effects[name] for name in problem.runs.edge_names}
-        return Recovery(scores, select_edges(scores), 2 + 2 * STEPS * groups if "steps" in options else 3)
+        return Recovery(scores, select_edges(scores), 2 + 2 * STEPS * groups if method.steps else 3)
 
     return score
 
@@ -230,10 +231,10 @@ def learn_mask(problem: Problem) -> Recovery:
 METHODS: dict[str, Callable[[Problem], Recovery]] = {
     BASELINE: score_randomly,
     "activation x weight": score_by_size,
-    "EAP": sweep_by_gradients(),
-    "IG": sweep_by_gradients(steps=STEPS),
-    "EAP-IG inputs": sweep_by_gradients(steps=STEPS, convention="eap-ig"),
-    "EAP-IG activations": sweep_by_gradients(steps=STEPS, convention="eap-ig-activations"),
+    "EAP": sweep_by_gradients(bt.Gradient()),
+    "IG": sweep_by_gradients(bt.Gradient(steps=STEPS)),
+    "EAP-IG inputs": sweep_by_gradients(bt.Gradient(steps=STEPS, rule="left")),
+    "EAP-IG activations": sweep_by_gradients(bt.Gradient(steps=STEPS, rule="activations")),
     "exact, noising": sweep_exactly("noise"),
     "exact, denoising": sweep_exactly("denoise"),
     RECOVERED: sweep_exactly("noise", "denoise"),

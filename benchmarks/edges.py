@@ -92,7 +92,7 @@ def run_package_edges(nets: Nets, *, first_order: bool) -> Any:
     clean, corrupt = ([nets.net.sentence(row.tolist()) for row in ids] for ids in (nets.clean, nets.corrupt))
     options: dict[str, Any] = {"metric": nets.metric, "direction": "noise"}
     if first_order:
-        return bt.sweep(clean, corrupt, at="edges", first_order=True, **options)
+        return bt.sweep(clean, corrupt, at="edges", method=bt.Gradient(), **options)
     return bt.sweep(clean, corrupt, at="edges", **options)
 
 
@@ -339,11 +339,12 @@ def check_scores(actual: Mapping[str, float], expected: Mapping[str, float]) -> 
 
 def all_edges_to_first_order() -> list[Figure]:
     """All 32,491 edges of a net of the shape of GPT-2 small (12 slices, 12 heads, 768 wide, random weights, vocabulary
-    1,000, float32, one prompt of 32 words) to first order: `bt.sweep(at="edges", first_order=True, direction="noise")`
-    from new sentences, compared with the formulas of EAP-IG (commit 795f560) in plain torch (two forwards and one
-    backward, separate inputs of q, k and v, one product for each group of readers), and with the same by hooks of
-    TransformerLens (three forwards and one backward, as EAP-IG computes them). Scores agree to 1e-3 of the largest. The
-    forward passes of `transformers` and of the compiled net show the scale."""
+    1,000, float32, one prompt of 32 words) to first order:
+    `bt.sweep(at="edges", method=bt.Gradient(), direction="noise")` from new sentences, compared with the formulas of
+    EAP-IG (commit 795f560) in plain torch (two forwards and one backward, separate inputs of q, k and v, one product
+    for each group of readers), and with the same by hooks of TransformerLens (three forwards and one backward, as
+    EAP-IG computes them). Scores agree to 1e-3 of the largest. The forward passes of `transformers` and of the compiled
+    net show the scale."""
     if is_lens_missing():
         return []
     nets = Nets.create(slices=12, heads=12, dim=768, words=32, count=1)

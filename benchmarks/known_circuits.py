@@ -28,8 +28,8 @@ The methods:
 
 - **activation x weight**: the mean norm of the output of the writer times the norm of the weights of the reader.
 - **exact**: `bt.sweep(at="edges", direction=...)`; *both* is the greater of the two in size.
-- **EAP**, **IG**, **EAP-IG**: the same with `first_order=True`; by gradients at the clean run, or at 10 steps by the
-  midpoint rule, or with `convention="eap-ig"` (inputs) and `"eap-ig-activations"`.
+- **EAP**, **IG**, **EAP-IG**: the same with `method=bt.Gradient()`: by gradients at the clean run, or at 10 steps by
+  the midpoint rule, or with `rule="left"` (inputs) and `rule="activations"`.
 - **ACDC**: the search of `bt.circuit(at="edges", direction=...)`. The score of an edge is the largest threshold, of
   0.1, 1, 3, 10 and 30% of clean - corrupt, at which it is retained.
 - **learned mask**: hard-concrete gates (Louizos et al. 2018, arXiv:1712.01312), trained by 200 steps of Adam to restore

@@ -55,7 +55,7 @@ class Study:
 
     def estimate(self, steps: int = 0) -> Any:
         """The effects of all edges from gradients."""
-        return bt.sweep(*self.pair, at="edges", first_order=True, steps=steps, **self.options)
+        return bt.sweep(*self.pair, at="edges", method=bt.Gradient(steps=steps), **self.options)
 
     def run_strongest(self) -> Any:
         """The exact effects of the strongest edges."""

@@ -158,7 +158,7 @@ def ablations() -> list[Figure]:
 
 
 def attribution() -> list[Figure]:
-    """All nodes to first order: `bt.sweep(..., first_order=True)` over the states, the heads and the outputs of the
+    """All nodes to first order: `bt.sweep(..., method=bt.Gradient())` over the states, the heads and the outputs of the
     feed-forward steps (three calls), compared with `attribution_patch` of TransformerLens, which scores embeddings,
     heads and these in one call, prompt by prompt; both include both base runs. Results agree to 1e-4. One prompt, and
     eight."""
@@ -176,7 +176,7 @@ def attribution() -> list[Figure]:
 
         def estimate(clean: Any = clean, corrupt: Any = corrupt) -> dict[str, Any]:
             sentences = [[pair.net.sentence(row.tolist()) for row in ids] for ids in (clean, corrupt)]
-            options: dict[str, Any] = {"metric": pair.metric, "first_order": True}
+            options: dict[str, Any] = {"metric": pair.metric, "method": bt.Gradient()}
             return {at: bt.sweep(*sentences, at=at, **options).values for at in ("x", "a", "ffn")}
 
         def estimate_peer(clean: Any = clean, corrupt: Any = corrupt) -> Any:
@@ -221,7 +221,7 @@ def sweep_of_all_arrows() -> list[Figure]:
     jobs = {
         "one call": sweep_in_one_call,
         f"{len(names)} calls": sweep_separately,
-        "one call, to first order": lambda: sweep(at="arrows", over=("slice", "head"), first_order=True),
+        "one call, to first order": lambda: sweep(at="arrows", over=("slice", "head"), method=bt.Gradient()),
     }
     spent = time_calls(jobs, runs=RUNS, warm=0)
     rows = [figure(f"{len(names)} cells: {name}", times, "s") for name, times in spent.items()]

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from bnet_transformer.interventions.circuit import circuit as circuit
     from bnet_transformer.interventions.curves import faithfulness_curves as faithfulness_curves
+    from bnet_transformer.interventions.methods import Gradient as Gradient
     from bnet_transformer.interventions.sweep import mediation as mediation, sweep as sweep
     from bnet_transformer.learning.calibration import calibrate as calibrate
     from bnet_transformer.learning.checkpoint import Checkpoints as Checkpoints
@@ -100,6 +101,7 @@ _EXPORTS = {  # the public names of each module
     "errors": "BNetError BudgetError DeclarationError EvidenceError FileError UnknownNameError UnsupportedError",
     "interventions.circuit": "circuit",
     "interventions.curves": "faithfulness_curves",
+    "interventions.methods": "Gradient",
     "interventions.sweep": "mediation sweep",
     "learning.calibration": "calibrate",
     "learning.checkpoint": "Checkpoints",

@@ -179,7 +179,7 @@ def heads() -> Result:
     prompts, exact = create_prompts("chosen"), sweep_heads()
     over = ("slice", "group", "head")
     slopes = bt.sweep(
-        list(prompts.corrupt), list(prompts.clean), at="a", over=over, metric=prompts.metric, first_order=True
+        list(prompts.corrupt), list(prompts.clean), at="a", over=over, metric=prompts.metric, method=bt.Gradient()
     )
     contributions = compute_contributions(prompts)
     rows = []

@@ -301,7 +301,8 @@ def join(values: Mapping[str, torch.Tensor]) -> torch.Tensor:
 # the questions
 
 
-NOISE = {"first_order": True, "direction": "noise"}
+FIRST_ORDER = bt.Gradient()
+NOISE = {"method": FIRST_ORDER, "direction": "noise"}
 ALL_HEADS = {"draws": 50, "progress": False}
 WINDOW = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 
@@ -395,27 +396,27 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
         "sweep(x.examples, at=x.roles[-4:], clean=Zero())",
         "sweep(x.examples, at=x.roles[-4:], clean=Mean(x.examples['clean']))",
         "sweep(x.pair, at=x.roles[-4:], clean=Noise(0.5))",
-        "sweep(x.examples, at=x.roles, first_order=True)",
-        "sweep(x.pair, at=x.roles[-4:], first_order=True, steps=3)",
+        "sweep(x.examples, at=x.roles, method=FIRST_ORDER)",
+        "sweep(x.pair, at=x.roles[-4:], method=bt.Gradient(steps=3))",
         "sweep(x.pair, at=x.roles[-4:], **NOISE)",
         "sweep(x.pair, at=x.roles[-4:], metric=x.get_entry(x.middle))",
         "bt.mediation(**x.examples, through=x.roles[-1])",
-        "bt.sweep(**x.pair, at=x.roles[-1]).compare(bt.sweep(**x.pair, at=x.roles[-1], first_order=True))",
+        "bt.sweep(**x.pair, at=x.roles[-1]).compare(bt.sweep(**x.pair, at=x.roles[-1], method=FIRST_ORDER))",
     ),
     "paths": (
         "sweep(x.pair, at='arrows')",
         "sweep(x.pair, at='arrows', direction='noise')",
-        "sweep(x.pair, at='arrows', first_order=True)",
+        "sweep(x.pair, at='arrows', method=FIRST_ORDER)",
         "sweep(x.pair, at='v -> a')",
         "sweep(x.pair, at='v -> a -> x')",
         "sweep(x.pair, at=[f'{x.middle} -> {x.s.children(x.middle)[0]}'])",
         "sweep(x.pair, at='edges')",
         "sweep(x.examples, at='edges', direction='noise')",
         "sweep(x.pair, at='edges', clean=Zero())",
-        "sweep(x.pair, at='edges', first_order=True)",
+        "sweep(x.pair, at='edges', method=FIRST_ORDER)",
         "sweep(x.pair, at='edges', **NOISE)",
-        "sweep(x.pair, at='edges', **NOISE, steps=3, convention='eap-ig')",
-        "sweep(x.pair, at='edges', **NOISE, steps=3, convention='eap-ig-activations')",
+        "sweep(x.pair, at='edges', direction='noise', method=bt.Gradient(steps=3, rule='left'))",
+        "sweep(x.pair, at='edges', direction='noise', method=bt.Gradient(steps=3, rule='activations'))",
     ),
     "circuits": (
         "search(x.examples)",

@@ -213,7 +213,7 @@ GPU_ANSWERS = {
     "sweep of states": lambda clean, corrupt: sweep(clean, corrupt, at="x"),
     "sweep of attention": lambda clean, corrupt: sweep(clean, corrupt, at="j"),
     "sweep of paths": lambda clean, corrupt: sweep(clean, corrupt, at="v -> a"),
-    "sweep to first order": lambda clean, corrupt: sweep(clean, corrupt, at="a", first_order=True),
+    "sweep to first order": lambda clean, corrupt: sweep(clean, corrupt, at="a", method=bt.Gradient()),
     "mean ablation": lambda clean, corrupt: sweep(bt.interventions.Mean([clean, corrupt]), corrupt, at="a"),
     "circuit": lambda clean, corrupt: (
         bt.circuit(clean, corrupt, metric={"y_2": ("cat", "dog")}, threshold=0.01).outcome

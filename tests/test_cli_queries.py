@@ -139,7 +139,7 @@ def test_sweep_is_that_of_python(tiny, folder):
     close(result["values"], zero.values)
     assert result["clean"] is None and result["table"][0]["name"] == "v_0_1"
     noise = query("sweep", *pairs[0], "--answer", "cat", "--direction", "noise", "--first-order", "--steps", "3")
-    options = {"direction": "noise", "first_order": True, "steps": 3, "metric": {"y_2": "cat"}}
+    options = {"direction": "noise", "method": bt.Gradient(steps=3), "metric": {"y_2": "cat"}}
     close(noise["values"], bt.sweep(clean[0], corrupt[0], **options).values)
     one = query("sweep", *pairs[0], "--answer", "cat")["table"][0]
     assert one["error"] is None and one["name"] == "x_0_0"  # one example gives no variance between examples

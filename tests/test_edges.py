@@ -72,8 +72,8 @@ def test_estimates_are_the_derivative_of_exact_edges(case):
     """Finite differences along the difference of the writer; the words of a reader add up."""
     clean, corrupt, names = make_fixed_pair(case)
     metric = make_metric(names)
-    estimates = bt.sweep(clean, corrupt, at="edges", metric=metric, first_order=True)
-    by_word = bt.sweep(clean, corrupt, at="edges", metric=metric, first_order=True, over="word")
+    estimates = bt.sweep(clean, corrupt, at="edges", metric=metric, method=bt.Gradient())
+    by_word = bt.sweep(clean, corrupt, at="edges", metric=metric, method=bt.Gradient(), over="word")
     close(by_word.effects.nansum(-2), estimates.effects, 1e-9)
     request = make_request(clean, corrupt, metric)
     batches = request.build_batches()
@@ -241,7 +241,11 @@ def test_names_and_patterns_of_edges():
         assert len(result.names) == count
         for index, name in result.names.items():
             close(result.outcomes[index], full.outcomes[full.index_of(name)])
-    for options in ({"first_order": True}, {"first_order": True, "over": "word"}, {"first_order": True, "steps": 2}):
+    for options in (
+        {"method": bt.Gradient()},
+        {"method": bt.Gradient(), "over": "word"},
+        {"method": bt.Gradient(steps=2)},
+    ):
         full = bt.sweep(clean, corrupt, at="edges", metric=metric, **options)
         for name in ("embed -> q_1_0", "a_0_1 -> y", "ffn_0 -> ffn_1"):
             single = bt.sweep(clean, corrupt, at=name, metric=metric, **options)
@@ -272,5 +276,5 @@ def test_bad_input():
         bt.sweep(clean, corrupt, at=["a_0_1 -> q_0_1"], metric=metric)
     with pytest.raises(bt.BNetError, match="differ"):
         bt.sweep(clean, clean, at="edges", metric=metric)
-    with pytest.raises(bt.BNetError, match="convention"):
-        bt.sweep(clean, corrupt, at="edges", metric=metric, first_order=True, steps=2, convention="eap-ig")
+    with pytest.raises(bt.BNetError, match="rule"):
+        bt.sweep(clean, corrupt, at="x", metric=metric, method=bt.Gradient(steps=2, rule="activations"))

@@ -48,13 +48,9 @@ def sweep(net, **options):
 
 METHODS = {
     "exact": (score_exactly, {}, ()),
-    "EAP": (score_eap, {"first_order": True}, ()),
-    "inputs": (score_eap_ig_inputs, {"first_order": True, "steps": STEPS, "convention": "eap-ig"}, (STEPS,)),
-    "activations": (
-        score_eap_ig_activations,
-        {"first_order": True, "steps": STEPS, "convention": "eap-ig-activations"},
-        (STEPS,),
-    ),
+    "EAP": (score_eap, {"method": bt.Gradient()}, ()),
+    "inputs": (score_eap_ig_inputs, {"method": bt.Gradient(steps=STEPS, rule="left")}, (STEPS,)),
+    "activations": (score_eap_ig_activations, {"method": bt.Gradient(steps=STEPS, rule="activations")}, (STEPS,)),
 }
 
 
@@ -68,7 +64,7 @@ def test_every_edge_has_the_score_of_the_formulas(graph, net, method):
 
 
 def test_the_other_direction_exchanges_the_runs(graph, net):
-    for score, options in ((score_exactly, {}), (score_eap, {"first_order": True})):
+    for score, options in ((score_exactly, {}), (score_eap, {"method": bt.Gradient()})):
         expected = score(graph, CORRUPT, CLEAN, metric)
         actual = sweep(net, direction="denoise", **options)
         assert actual.keys() == expected.keys()
@@ -77,7 +73,7 @@ def test_the_other_direction_exchanges_the_runs(graph, net):
 
 def test_lists_of_sentences_are_the_mean_of_single_ones(graph, net):
     expected = [score_eap(graph, CLEAN[k : k + 1], CORRUPT[k : k + 1], metric) for k in range(2)]
-    actual = sweep(net, first_order=True)
+    actual = sweep(net, method=bt.Gradient())
     assert max(abs(actual[edge] - (expected[0][edge] + expected[1][edge]) / 2) for edge in actual) < 1e-9
     assert torch.tensor(list(actual.values())).isfinite().all()
 

@@ -69,7 +69,7 @@ def test_edges_into_the_readout_are_those_of_the_norm_and_the_logits(pair, runne
         changes[f"a_{last}_{g}_{h} -> y"] = parameters[f"W_o_{last}.value"][g, h] @ get_change(f"a_{last}_{g}_{h}")
     options = {"metric": METRIC, "direction": "noise"}
     exact = bt.sweep(clean, corrupt, at=[*changes], **options)
-    estimates = bt.sweep(clean, corrupt, at="edges", first_order=True, **options)
+    estimates = bt.sweep(clean, corrupt, at="edges", method=bt.Gradient(), **options)
     state = clean[f"x_{SLICES}_{WORD}"].double()
     retained = torch.ones(len(changes), len(runner.edge_names), dtype=torch.bool)
     for k, (name, change) in enumerate(changes.items()):

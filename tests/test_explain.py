@@ -196,7 +196,7 @@ def test_the_plans_of_a_fit_and_of_a_sweep_compute_their_results():
         assert fitted[0].net.parameters[name].equal(value)
     pair, options = [net.sentence("the cat").do(c=0), net.sentence("the dog").do(c=0)], {"metric": {"y_1": 0}}
     with torch.no_grad():
-        swept = [bt.explain("sweep", *pair, **options, first_order=True).run() for _ in range(2)]
+        swept = [bt.explain("sweep", *pair, **options, method=bt.Gradient()).run() for _ in range(2)]
     assert swept[0].outcomes.equal(swept[1].outcomes) and swept[0].outcomes.isfinite().all()
     assert bt.explain("sweep", *pair, **options).run().outcomes.equal(bt.sweep(*pair, **options).outcomes)
 

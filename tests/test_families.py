@@ -476,5 +476,5 @@ def test_its_edges_equal_two_runs_by_hand(name):
         assert float(result.outcomes[index]) == pytest.approx(expected, abs=1e-10)
         without = torch.arange(len(edge_of)) != edge_of[edge]
         assert float(reverse.evaluate(without[None])) == pytest.approx(expected, abs=1e-9)
-    estimates = bt.sweep(clean, corrupt, at="edges", metric=metric, first_order=True)
+    estimates = bt.sweep(clean, corrupt, at="edges", metric=metric, method=bt.Gradient())
     assert bool(estimates.effects.isfinite().all())

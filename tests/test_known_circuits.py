@@ -87,11 +87,11 @@ def create_formula_problem(name):
     formula, true = FORMULAS[name]
     runs = FormulaRuns(formula)
 
-    def sweep(direction, first_order=False, **options):
+    def sweep(direction, method="exact"):
         base = runs if direction == "noise" else runs.swap()
         shares = torch.full((len(EDGES),), float(direction == "noise"), dtype=torch.float64)
         change = -1 if direction == "noise" else 1
-        if first_order:
+        if method != "exact":
             effects = change * torch.autograd.functional.jacobian(lambda s: 2 * formula(s), shares)
         else:
             retained = ~torch.eye(len(EDGES), dtype=torch.bool)

@@ -91,7 +91,7 @@ def curves():
 
 KINDS = {
     "Sweep": lambda: bt.sweep(*pair(), at=["x", "v -> a"], metric=METRIC),
-    "EstimateCalibration": lambda: bt.sweep(*pair(), at="a", metric=METRIC, first_order=True, check=3).calibration,
+    "EstimateCalibration": lambda: bt.sweep(*pair(), at="a", metric=METRIC, method=bt.Gradient(check=3)).calibration,
     "Mediation": lambda: bt.mediation(*pair(), through="a", metric=METRIC),
     "Circuit": circuit,
     "CircuitTests": lambda: circuit().test(draws=20),

@@ -244,6 +244,57 @@ def make_examples(net, count=3, seed=3, words=3):
     return [[net.sentence(text) for text in side] for side in texts]
 
 
+# cells without an effect
+
+
+@pytest.mark.parametrize("name", [name for name in ROLES if {(name, role) for role in ROLES[name]} - {*REFUSED}])
+def test_silent_cells_are_those_whose_values_are_equal_in_both_runs(name):
+    clean, corrupt = make_pair(get_case(name))
+    roles = [role for role in ROLES[name] if (name, role) not in REFUSED]
+    result = bt.sweep(clean, corrupt, at=roles, metric=make_metric(get_outputs(corrupt)))
+    values = {cell: [s[cell].double() for s in (clean, corrupt)] for cell in result.names.values()}
+    assert {*result.silent} == {cell for cell, (a, b) in values.items() if torch.allclose(a, b, rtol=1e-13, atol=0)}
+    effects = [float(result[cell]) for cell in result.silent]
+    assert max(map(abs, effects), default=0) < 1e-12 and not any("named" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("method", ["exact", bt.Gradient()], ids=str)
+def test_silent_cells_of_rows_arrows_edges_and_of_names_that_are_notes(method):
+    net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog", "sat", "ran"]).to(D)
+    clean, corrupt = net.sentence("the cat sat ran"), net.sentence("the dog sat ran")
+    query = {"metric": {"y_3": "sat"}, "method": method}
+    rows = bt.sweep(clean, corrupt, at="j", **query)  # the words of slice 0 are equal from word 2 on
+    assert {*rows.silent} == {name for name in rows.names.values() if name.endswith("_0")}
+    entries = bt.sweep(clean, corrupt, at="j", over=("slice", "head", "word", "read"), **query)
+    assert {name.partition("[")[0] for name in entries.silent} >= {*rows.silent}
+    arrows = bt.sweep(clean, corrupt, at="v -> a", **query)
+    silent = {
+        name for name in arrows.names.values() if clean[name.split(" ->")[0]].equal(corrupt[name.split(" ->")[0]])
+    }
+    assert {*arrows.silent} == silent
+    assert len(arrows.select(slice=1).silent) == len([name for name in silent if name.startswith("v_1")])
+    by_word = bt.sweep(clean, corrupt, at="edges", **query)
+    assert not by_word.silent  # each writer differs at some word
+    equal = bt.sweep(clean.do(a_0_1=Zero()), corrupt.do(a_0_1=Zero()), at="edges", **query)
+    assert {name.split(" ->")[0] for name in equal.silent} == {"a_0_1"}
+    named = bt.sweep(clean, corrupt, at=["x_1_0", "x_1_2", "x_2_1", "a"], **query)
+    assert [note.rpartition(": ")[2] for note in named.notes] == ["x_1_0", "x_2_1"]
+    pattern = bt.sweep(clean, corrupt, at={"first": ["x_*_0"], "second": ["x_*_1"]}, **query)
+    assert pattern.silent == ("first",) and len(pattern.notes) == 1
+    role = bt.sweep(clean, corrupt, at="x", **query)
+    assert {"x_0_0", "x_1_0", "x_2_0"} < {*role.silent} and not role.notes and "no value" in role.caption
+
+
+def test_a_change_of_a_rounding_step_is_silent():
+    corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))[1]
+    for steps, silent in ((2, ("x_1_1",)), (50, ())):
+        factor = 1 + steps * torch.finfo(D).eps
+        moved = corrupt.do(x_1_1=corrupt["x_1_1"] * factor)
+        for method in ("exact", bt.Gradient()):
+            result = bt.sweep(moved, corrupt, at=["x_1_1"], metric={"y_2": 1}, method=method)
+            assert result.silent == silent and any("no value" in note for note in result.notes) == bool(silent)
+
+
 EXAMPLES = {
     "concat": ({}, 3, ("x", "q", "j", "v -> a", ["x_0_1", "x_1_*"])),
     "select": ({"combine": "select"}, 3, ("x", "v -> x")),

@@ -48,7 +48,7 @@ def add_noise(s, first=()):
 def check_effects(estimate, result):
     """Check first-order effects of small noise against measured ones, and return the scale of effects."""
     scale = float(result.effects.nan_to_num().abs().max())
-    assert estimate.first_order and not result.first_order
+    assert estimate.method == bt.Gradient() and result.method == "exact"
     torch.testing.assert_close(estimate.effects, result.effects, rtol=1e-4, atol=1e-4 * scale + 1e-14, equal_nan=True)
     assert estimate.axes == result.axes and estimate.names == result.names and estimate.labels == result.labels
     torch.testing.assert_close(estimate.corrupt, result.corrupt, rtol=0, atol=0)
@@ -66,9 +66,9 @@ def test_a_small_change_has_the_first_order_effect(name):
         clean = add_noise(corrupt, [role])
         result = bt.sweep(clean, corrupt, at=role, metric=query)
         try:
-            estimate = bt.sweep(clean, corrupt, at=role, metric=query, first_order=True)
+            estimate = bt.sweep(clean, corrupt, at=role, metric=query, method=bt.Gradient())
         except bt.BNetError as error:
-            assert "first_order" in str(error)
+            assert "method" in str(error)
             refused.add(role)
         else:
             largest = max(largest, check_effects(estimate, result))
@@ -83,29 +83,29 @@ def test_rows_of_attention_have_slopes_too(name):
     sides = add_noise(corrupt), corrupt
     query = {"at": READERS[name][0], "metric": make_metric(get_outputs(corrupt))}
     rows = bt.sweep(*sides, **query)
-    check_effects(bt.sweep(*sides, first_order=True, **query), rows)
+    check_effects(bt.sweep(*sides, method=bt.Gradient(), **query), rows)
     over = (*rows.axes, "read")
-    check_effects(bt.sweep(*sides, over=over, first_order=True, **query), bt.sweep(*sides, over=over, **query))
+    check_effects(bt.sweep(*sides, over=over, method=bt.Gradient(), **query), bt.sweep(*sides, over=over, **query))
 
 
 def test_in_parts_as_at_once():
     net = make_net(heads=3, observe=bt.tpm.Categorical(3))
     clean, corrupt = make_examples(net, 5)
-    query = {"at": "x", "metric": {"y_2": (0, 1)}, "first_order": True}
+    query = {"at": "x", "metric": {"y_2": (0, 1)}, "method": bt.Gradient()}
     result = bt.sweep(clean, corrupt, **query)
     close(bt.sweep(clean, corrupt, memory=1, **query).effects, result.effects)
     per_example = [bt.sweep(a, b, **query) for a, b in zip(clean, corrupt, strict=True)]
     close(torch.cat([one.effects for one in per_example], -1), result.effects)
     close(result.clean, bt.sweep(clean, corrupt, at="x", metric={"y_2": (0, 1)}).clean)
     assert "to first order" in repr(result)
-    assert result.select(slice=1).first_order
+    assert result.select(slice=1).method == bt.Gradient()
 
 
 def test_cells_of_names_and_of_an_ablation():
     """A name, a pattern, zeros: the gradient times the change of the value."""
     net = make_net(observe=bt.tpm.Categorical(3))
     s = make_sentences(net)[1]
-    query = {"metric": {"y_2": (0, 1)}, "first_order": True}
+    query = {"metric": {"y_2": (0, 1)}, "method": bt.Gradient()}
     result = bt.sweep(Zero(), s, at=["v_1_0_1", "v_1_*_1"], **query)
     per_node = bt.sweep(Zero(), s, at="v", **query)
     close(result.values[0], per_node["v_1_0_1"])
@@ -117,15 +117,15 @@ def test_what_has_no_slope_is_refused():
     clean, corrupt = make_sentences(net)
     for function in (lambda y_2: y_2.detach()[:, 0], lambda y_2: y_2.argmax(-1).double(), lambda y_2: torch.ones(1)):
         with pytest.raises(bt.BNetError, match="metric: expected a metric with a gradient"):
-            bt.sweep(clean, corrupt, metric=function, first_order=True)
+            bt.sweep(clean, corrupt, metric=function, method=bt.Gradient())
     with pytest.raises(bt.BNetError, match=r"metric: expected a metric with a finite gradient .* got NaN or infinity"):
-        bt.sweep(clean, corrupt, metric=lambda y_2: (y_2 - y_2).sum(-1).abs().sqrt(), first_order=True)
+        bt.sweep(clean, corrupt, metric=lambda y_2: (y_2 - y_2).sum(-1).abs().sqrt(), method=bt.Gradient())
 
 
 @pytest.mark.parametrize(("mode", "at"), [(torch.no_grad, "x"), (torch.inference_mode, "j")])
 def test_slopes_are_the_same_without_gradients_around_them(mode, at):
     net = make_net(observe=bt.tpm.Categorical(3))
-    query = {"at": at, "metric": {"y_2": (0, 1)}, "first_order": True}
+    query = {"at": at, "metric": {"y_2": (0, 1)}, "method": bt.Gradient()}
     with mode():
         result = bt.sweep(*make_sentences(net), **query)
     assert result.effects.equal(bt.sweep(*make_sentences(net), **query).effects)
@@ -136,19 +136,17 @@ def test_words_have_no_slope():
     """States are discrete."""
     net = make_net(vocabulary=["cat", "dog", "cats", "the", "sat"], observe=bt.tpm.Categorical(3))
     clean, corrupt = make_sentences(net)
-    with pytest.raises(
-        bt.BNetError, match=r"at token: expected nodes with real values.*got discrete nodes. Use first_order=Fal"
-    ):
-        bt.sweep(clean, corrupt, at="token", metric={"y_2": (0, 1)}, first_order=True)
+    with pytest.raises(bt.BNetError, match=r"at token: expected nodes with real values.*got discrete nodes"):
+        bt.sweep(clean, corrupt, at="token", metric={"y_2": (0, 1)}, method=bt.Gradient())
     with pytest.raises(bt.BNetError, match="at token: expected nodes with real values"):
-        bt.sweep(clean, corrupt, at="token -> x", metric={"y_2": (0, 1)}, first_order=True)
+        bt.sweep(clean, corrupt, at="token -> x", metric={"y_2": (0, 1)}, method=bt.Gradient())
 
 
 def test_parameters_are_as_they_were():
     net = make_net(observe=bt.tpm.Categorical(3))
     clean, corrupt = make_sentences(net)
     before = {name: (value.requires_grad, value.grad) for name, value in net.parameters.items()}
-    bt.sweep(clean, corrupt, metric=lambda x_2_0, y_2: nonlinear(x_2_0, y_2), first_order=True)
+    bt.sweep(clean, corrupt, metric=lambda x_2_0, y_2: nonlinear(x_2_0, y_2), method=bt.Gradient())
     assert {name: (value.requires_grad, value.grad) for name, value in net.parameters.items()} == before
     assert net.network.dtype == D
 
@@ -168,18 +166,18 @@ def test_a_small_change_along_an_arrow_has_the_first_order_effect(name):
     for item in (*ARROWS[name], *PATHS.get(name, ())):
         clean = add_noise(corrupt, [item.split(" -> ")[0]])
         if item.startswith("token") or (name, item) in RECURRENT_ARROWS:
-            with pytest.raises(bt.BNetError, match="first_order"):
-                bt.sweep(clean, corrupt, at=item, first_order=True, **query)
+            with pytest.raises(bt.BNetError, match="method"):
+                bt.sweep(clean, corrupt, at=item, method=bt.Gradient(), **query)
             continue
         result = bt.sweep(clean, corrupt, at=item, **query)
-        largest = max(largest, check_effects(bt.sweep(clean, corrupt, at=item, first_order=True, **query), result))
+        largest = max(largest, check_effects(bt.sweep(clean, corrupt, at=item, method=bt.Gradient(), **query), result))
     assert largest > NOISE_SCALE / 1000
 
 
 @pytest.mark.slow
 def test_joined_arrows_and_a_list_add_their_first_order_effects():
     clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3)), 3)
-    query = {"metric": {"y_2": (0, 1)}, "first_order": True}
+    query = {"metric": {"y_2": (0, 1)}, "method": bt.Gradient()}
     single = bt.sweep(clean, corrupt, at="v -> a", **query)
     result = bt.sweep(clean, corrupt, at=["v -> a", "x", "j", "x -> q -> a"], over=("slice", "head"), **query)
     close(result.part("v -> a").effects, single.effects.sum((2, 3)))
@@ -216,7 +214,7 @@ def test_gradients_are_those_of_the_base_run_or_of_interpolated_runs(name, direc
     arrow = next(item for item in ("v -> a", "x -> a") if name != "gated" or item == "v -> a")
     arrows = [*bt.sweep(clean, corrupt, at=arrow, **query).names.values()]
     for steps in (0, 3):
-        options = {"first_order": True, "steps": steps, "direction": direction}
+        options = {"method": bt.Gradient(steps=steps), "direction": direction}
         result = bt.sweep(clean, corrupt, at=[nodes[-1], arrows[-1]], **options, **query)
         fractions = [(k + 0.5) / steps for k in range(steps)] or [0.0]
         inputs = [n for n in corrupt.ground.names if n.rpartition("_")[0] == INPUTS[name]]
@@ -256,8 +254,8 @@ INTEGRATED = [case.name for case in CASES_WITH_WORDS if case.name not in WITHOUT
 def test_integrated_gradients_of_the_inputs_sum_to_the_total_effect(name):
     """Completeness, up to the error of the midpoint rule."""
     clean, corrupt = make_pair(get_case(name))
-    query = {"at": find_interpolated(corrupt), "metric": make_metric(get_outputs(corrupt)), "first_order": True}
-    result = bt.sweep(clean, corrupt, steps=64, **query)
+    query = {"at": find_interpolated(corrupt), "metric": make_metric(get_outputs(corrupt))}
+    result = bt.sweep(clean, corrupt, method=bt.Gradient(steps=64), **query)
     scale = max(float(result.total.abs().max()), float(result.effects.abs().max()))
     assert float((result.effects.sum(0) - result.total).abs().max()) < 0.05 * scale
 
@@ -266,14 +264,14 @@ def test_integrated_gradients_of_the_inputs_sum_to_the_total_effect(name):
 def test_interpolation_of_several_examples_with_set_nodes_and_aligned_words():
     net = make_net(observe=bt.tpm.Categorical(3))
     clean, corrupt = make_examples(net, 3)
-    query = {"at": "a", "metric": {"y_2": (0, 1)}, "first_order": True, "steps": 4}
+    query = {"at": "a", "metric": {"y_2": (0, 1)}, "method": bt.Gradient(steps=4)}
     result = bt.sweep(clean, corrupt, **query)
     close(bt.sweep(clean, corrupt, memory=1, **query).effects, result.effects)
     per_example = [bt.sweep(a, b, **query) for a, b in zip(clean, corrupt, strict=True)]
     close(torch.cat([one.effects for one in per_example], -1), result.effects)
     one = corrupt[0]
     treated = one.do(x_1_1=one["x_1_1"] + 1)  # the difference begins at x_1_1
-    effect = bt.sweep(treated, one, **query | {"at": ["x_1_1"], "steps": 32})
+    effect = bt.sweep(treated, one, **query | {"at": ["x_1_1"], "method": bt.Gradient(steps=32)})
     close(effect.effects[0], effect.total, 1e-3)
     both = [s.do(x_0_0=torch.ones(4, dtype=D)) for s in (clean[0], one)]
     assert float(bt.sweep(*both, **query | {"at": ["x_0_0"]}).effects.abs().max()) == 0
@@ -289,23 +287,42 @@ def test_interpolation_of_several_examples_with_set_nodes_and_aligned_words():
     close(mean.effects, weights[0] * states[0].effects + weights[1] * states[1].effects)
 
 
-def test_steps_and_checks_need_first_order_and_two_runs():
+@pytest.mark.parametrize("rule", ["midpoint", "left", "activations"])
+def test_both_directions_average_the_gradient_over_the_same_runs(rule):
+    """All rules go from the corrupt to the clean run, so only the sign of the differences depends on the direction."""
+    clean, corrupt = make_decoder_pairs(D)
+    query = {"at": "edges", "metric": {"y_2": "sat"}, "method": bt.Gradient(steps=3, rule=rule)}
+    denoise, noise = (bt.sweep(clean, corrupt, direction=direction, **query) for direction in ("denoise", "noise"))
+    if rule == "activations":  # the other groups of writers have their values of the run that is patched
+        swapped = bt.sweep(corrupt, clean, direction="noise", **query)
+        assert (swapped.effects - denoise.effects).abs().max() > 1e-6
+    else:
+        close(denoise.effects, -noise.effects)
+    assert noise.effects.abs().max() > 0.01
+
+
+def test_methods_are_checked():
     net = make_net(observe=bt.tpm.Categorical(3))
     clean, corrupt = make_sentences(net)
+    query = {"at": "a", "metric": {"y_2": 1}}
+    for options in ({"steps": -1}, {"check": 1.5}, {"seed": -1}, {"rule": "right", "steps": 2}, {"rule": "left"}):
+        with pytest.raises(bt.BNetError, match=next(iter(options))):
+            bt.Gradient(**options)
     for options, match in [
-        ({"steps": 2}, "steps: expected 0"),
-        ({"check": 2}, "check: expected 0"),
-        ({"steps": -1, "first_order": True}, "steps"),
+        ({"steps": 2}, r"method=bt.Gradient\(steps=...\)"),
+        ({"first_order": True}, "first_order"),
+        ({"method": "first order"}, "'exact' or bt.Gradient"),
+        ({"method": bt.Gradient}, "'exact' or bt.Gradient"),
+        ({"method": bt.Gradient(steps=2, rule="activations")}, "rule"),
         ({"direction": "both"}, "'denoise', 'noise'"),
     ]:
         with pytest.raises(bt.BNetError, match=match):
-            bt.sweep(clean, corrupt, metric={"y_2": 1}, **options)
+            bt.sweep(clean, corrupt, **query, **options)
+    steps = {"method": bt.Gradient(steps=2)}
     with pytest.raises(bt.BNetError, match="steps: expected sentences on both sides"):
-        bt.sweep(Zero(), corrupt, at="a", metric={"y_2": 1}, first_order=True, steps=2)
-    states = make_net(combine="select", observe=bt.tpm.Categorical(3)).sentence("the cat sat")
+        bt.sweep(Zero(), corrupt, **query, **steps)
     with pytest.raises(bt.BNetError, match="differ in an input"):
-        bt.sweep(clean.do(y_0=1), clean.do(y_0=0), at="a", metric={"y_2": 1}, first_order=True, steps=2)
-    assert states is not None
+        bt.sweep(clean.do(y_0=1), clean.do(y_0=0), **query, **steps)
 
 
 # calibration
@@ -315,7 +332,7 @@ def test_a_check_runs_some_cells():
     clean, corrupt = make_examples(make_net(observe=bt.tpm.Categorical(3)), 4)
     query = {"at": ["a", "v -> a"], "metric": {"y_2": (0, 1)}}
     exact = bt.sweep(clean, corrupt, **query)
-    result = bt.sweep(clean, corrupt, first_order=True, check=9, **query)
+    result = bt.sweep(clean, corrupt, method=bt.Gradient(check=9), **query)
     check = result.calibration
     assert len({*check.names}) == 9 and {*check.names} <= {*result.names.values()}
     for k, name in enumerate(check.names):
@@ -326,10 +343,10 @@ def test_a_check_runs_some_cells():
     assert check.slope == pytest.approx(line[0]) and check.largest_error == pytest.approx(frame["error"].abs().max())
     assert check.correlation == pytest.approx(frame["estimate"].corr(frame["exact"]))
     assert check.sign_agreement == (np.sign(frame["estimate"]) == np.sign(frame["exact"])).mean()
-    again, other = (bt.sweep(clean, corrupt, first_order=True, check=9, seed=k, **query).calibration for k in (0, 1))
+    again, other = (bt.sweep(clean, corrupt, method=bt.Gradient(check=9, seed=k), **query).calibration for k in (0, 1))
     assert again.names == check.names != other.names
     assert "checked 9 cells" in repr(result) and "slope" in repr(check)
-    complete = bt.sweep(clean, corrupt, at="a", metric={"y_2": 1}, first_order=True, check=10**6)
+    complete = bt.sweep(clean, corrupt, at="a", metric={"y_2": 1}, method=bt.Gradient(check=10**6))
     assert len(complete.calibration.names) == len(complete.names)
 
 
@@ -337,9 +354,9 @@ def test_estimates_of_a_linear_net_are_exact():
     """With a metric that is linear too; one cell has no slope and no correlation."""
     clean, corrupt = make_examples(make_linear_net())
     weights = torch.tensor([0.5, -1.0, 0.25, 2.0], dtype=D)
-    query = {"metric": lambda pool: pool @ weights, "first_order": True, "check": 20}
-    for options in ({}, {"steps": 3}, {"direction": "noise"}):
-        check = bt.sweep(clean, corrupt, at=["x", "v -> a", "x -> v -> a"], **options, **query).calibration
+    query = {"metric": lambda pool: pool @ weights, "method": bt.Gradient(check=20)}
+    for options in ({}, {"method": bt.Gradient(steps=3, check=20)}, {"direction": "noise"}):
+        check = bt.sweep(clean, corrupt, at=["x", "v -> a", "x -> v -> a"], **query | options).calibration
         assert check.slope == pytest.approx(1) and check.correlation == pytest.approx(1)
         assert check.largest_error < 1e-10 and check.sign_agreement == 1
     single = bt.sweep(clean, corrupt, at=["x_0_0"], **query).calibration
@@ -365,6 +382,7 @@ def make_decoder_pairs(dtype, scale=1.0):
     return [[net.sentence(text) for text in side] for side in texts]
 
 
+METHODS = "exact", bt.Gradient()
 CELLS = ["a", "x", "j", "edges", "v -> a"]
 
 
@@ -375,25 +393,26 @@ def test_a_gradient_of_zero_is_an_error(dtype, scale):
     clean, corrupt = make_decoder_pairs(dtype, scale)
     metrics = build_divergences(clean)
     for at in CELLS:
-        options = {"at": at, "direction": "noise", "first_order": True}
+        options = {"at": at, "direction": "noise", "method": bt.Gradient()}
         for name in ("KL", "squared"):
             with pytest.raises(bt.BNetError, match="steps="):
                 bt.sweep(clean, corrupt, metric=metrics[name], **options)
         for metric in (metrics["entropy"], {"y_2": "sat"}):
             assert bt.sweep(clean, corrupt, metric=metric, **options).effects.nan_to_num().abs().max() > 1e-9
-        denoised = bt.sweep(clean, corrupt, at=at, metric=metrics["KL"], first_order=True)
+        denoised = bt.sweep(clean, corrupt, at=at, metric=metrics["KL"], method=bt.Gradient())
         assert denoised.effects.nan_to_num().abs().max() > 1e-4 and not denoised.notes
-    one = {"direction": "noise", "first_order": True, "steps": 1}
+    one = {"metric": metrics["KL"], "direction": "noise"}
     with pytest.raises(bt.BNetError, match="steps="):  # its only points are the clean run
-        bt.sweep(clean, corrupt, at="edges", metric=metrics["KL"], convention="eap-ig-activations", **one)
+        bt.sweep(clean, corrupt, at="edges", method=bt.Gradient(steps=1, rule="activations"), **one)
     for at in ("x", "edges"):
-        assert bt.sweep(clean, corrupt, at=at, metric=metrics["KL"], **one).effects.nan_to_num().abs().max() > 1e-4
+        result = bt.sweep(clean, corrupt, at=at, method=bt.Gradient(steps=1), **one)
+        assert result.effects.nan_to_num().abs().max() > 1e-4
 
 
 def test_a_gradient_of_zero_in_some_examples_is_a_note():
     clean, corrupt = make_decoder_pairs(torch.float32)
     kl = build_divergences([clean[0], corrupt[1]])["KL"]
-    result = bt.sweep(clean, corrupt, at="a", metric=kl, direction="noise", first_order=True)
+    result = bt.sweep(clean, corrupt, at="a", metric=kl, direction="noise", method=bt.Gradient())
     assert any("1 of 2 examples" in note for note in result.notes) and "1 of 2" in repr(result)
     assert result.effects[..., 0].abs().max() < 1e-6 < 1e-3 < result.effects[..., 1].abs().max()
 
@@ -403,9 +422,9 @@ def test_a_metric_that_no_cell_changes_has_effects_of_zero_with_a_note(at):
     """Word 0 of a decoder does not depend on the words that differ, and an accuracy is piecewise constant."""
     clean, corrupt = make_decoder_pairs(D)
     accuracy = lambda y_2: (y_2.argmax(-1) >= 0).double()  # noqa: E731
-    for metric, orders in (({"y_0": "cat"}, (False, True)), (accuracy, (False,))):
-        for first_order in orders:
-            result = bt.sweep(clean, corrupt, at=at, metric=metric, first_order=first_order)
+    for metric, methods in (({"y_0": "cat"}, METHODS), (accuracy, ("exact",))):
+        for method in methods:
+            result = bt.sweep(clean, corrupt, at=at, metric=metric, method=method)
             assert result.effects.nan_to_num().abs().max() < 1e-14
             assert any("no cell changes" in note for note in result.notes)
     assert not bt.sweep(clean, corrupt, at=at, metric={"y_2": "sat"}).notes
@@ -421,27 +440,27 @@ HALF_TOLERANCE = {torch.bfloat16: 0.2, torch.float16: 0.02}
 
 
 @pytest.mark.parametrize("dtype", HALF_TOLERANCE)
-@pytest.mark.parametrize("first_order", [False, True])
-def test_effects_in_half_precision_are_those_of_the_same_weights_in_float64(dtype, first_order):
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_effects_in_half_precision_are_those_of_the_same_weights_in_float64(dtype, method):
     """Rounding in half precision is no reason to report a gradient or an effect as zero."""
     half = cast_pairs(make_decoder_pairs(torch.float32), dtype)
     exact = cast_pairs(half, D)
     for at in ("x", "edges", ["x_1_2"]):
-        options = {"at": at, "metric": {"y_2": "cat"}, "first_order": first_order}
+        options = {"at": at, "metric": {"y_2": "cat"}, "method": method}
         result, oracle = (bt.sweep(*pair, **options) for pair in (half, exact))
         scale = float(oracle.effects.nan_to_num().abs().max())
         close(result.effects, oracle.effects, HALF_TOLERANCE[dtype] * scale)
         assert not result.notes and scale > 0.1
 
 
-@pytest.mark.parametrize("first_order", [False, True])
-def test_notes_do_not_depend_on_the_unit_of_the_metric(first_order):
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_notes_do_not_depend_on_the_unit_of_the_metric(method):
     """Effects are linear in the metric: a factor that is a power of two changes no digit."""
     clean, corrupt = make_decoder_pairs(torch.float32)
     kl = build_divergences(clean)["KL"]
     for metric in (kl, lambda y_2: y_2[:, 1].exp()):
         one, small = (
-            bt.sweep(clean, corrupt, metric=lambda y_2, f=f, m=metric: f * m(y_2), first_order=first_order)
+            bt.sweep(clean, corrupt, metric=lambda y_2, f=f, m=metric: f * m(y_2), method=method)
             for f in (1.0, 2.0**-40)
         )
         torch.testing.assert_close(small.effects, one.effects * 2.0**-40, rtol=0, atol=0)
@@ -453,18 +472,18 @@ def test_the_gradient_of_improbable_states_is_not_zero():
     clean, corrupt = make_decoder_pairs(torch.float32, 1e6)
     logs = corrupt[0].tpm("y_2").logits.log_softmax(-1)
     first, second = logs.argsort()[:2].tolist()
-    query = {"metric": {"y_2": (first, second)}, "first_order": True, "at": ["x_2_2"]}
+    query = {"metric": {"y_2": (first, second)}, "method": bt.Gradient(), "at": ["x_2_2"]}
     pair = clean[:1], corrupt[:1]
     result, exact = (bt.sweep(*sides, **query) for sides in (pair, cast_pairs(pair, D)))
     assert logs[second] < -1e5 and not result.notes
     close(result.effects / exact.effects, torch.ones_like(exact.effects), 1e-3)
 
 
-@pytest.mark.parametrize("options", [{}, {"steps": 8}, {"steps": 2, "at": "edges"}])
+@pytest.mark.parametrize(("steps", "at"), [(0, "x"), (8, "x"), (2, "edges")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, D])
-def test_a_piecewise_constant_metric_is_an_error_only_if_it_differs_between_the_runs(options, dtype):
+def test_a_piecewise_constant_metric_is_an_error_only_if_it_differs_between_the_runs(steps, at, dtype):
     clean, corrupt = make_decoder_pairs(dtype)
-    query = {"first_order": True, **options}
+    query = {"at": at, "method": bt.Gradient(steps=steps)}
     result = bt.sweep(clean, corrupt, metric=lambda y_2: y_2[:, 0] * 0 + 1, **query)
     assert bool((result.effects.nan_to_num() == 0).all())
     assert any("no cell changes" in note for note in result.notes)
@@ -472,4 +491,4 @@ def test_a_piecewise_constant_metric_is_an_error_only_if_it_differs_between_the_
     step = lambda y_2: y_2[:, 0] * 0 + (y_2[:, 0] > threshold)  # noqa: E731
     with pytest.raises(bt.BNetError, match="gradient of zero") as caught:
         bt.sweep(clean, corrupt, metric=step, **query)
-    assert ("steps=8" in str(caught.value)) == (options.get("steps") != 8)  # no advice to repeat the same call
+    assert ("steps=8" in str(caught.value)) == (steps != 8)  # no advice to repeat the same call

@@ -35,7 +35,7 @@ def last_word(y: torch.Tensor) -> torch.Tensor:
     [
         {"at": "a", "over": HEADS},
         {"at": "a", "over": HEADS, "direction": "noise"},
-        {"at": "a", "over": HEADS, "first_order": True, "check": 2},
+        {"at": "a", "over": HEADS, "method": bt.Gradient(check=2)},
         {"at": ["x", "v"], "over": HEADS},
         {"at": ["a_0_1", "a_1_*_*"]},
         {"at": {"first": ["a_0_0_*", "v_0_1"], "second": ["x_1"]}},
@@ -100,7 +100,7 @@ def test_means_over_sentences_of_other_lengths() -> None:
                 bt.sweep(*sides, at="a", over=over, metric={"y_2": "cat"}, direction=direction)
 
 
-@pytest.mark.parametrize("options", [{}, {"memory": 1}, {"first_order": True}, {"direction": "noise"}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"memory": 1}, {"method": bt.Gradient()}, {"direction": "noise"}], ids=str)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3), (1, 0, 3)], ids=str)
 def test_functions_receive_the_indices_of_their_examples(options: dict[str, Any], order: tuple[int, ...]) -> None:
     """Compared with one pair at a time, whose label is a constant."""

@@ -229,7 +229,7 @@ def test_a_metric_of_a_role_receives_all_its_nodes():
     close(result.outcomes, single.outcomes)
     width = corrupt[0]["q_0_0_0"].shape[0]
     assert shapes["q"] == (2, 2, 2, 3, width) and shapes["x_2"][:2] == (2, 3) and shapes["y"] == (2, 3, 3)
-    estimate = bt.sweep(clean, corrupt, at="a", metric=metric, first_order=True)
+    estimate = bt.sweep(clean, corrupt, at="a", metric=metric, method=bt.Gradient())
     assert float(estimate.effects.abs().max()) > 0
     mediation = bt.mediation(clean, corrupt, through="a", metric=lambda y: y[:, -1, 0])
     close(mediation.indirect, bt.sweep(clean, corrupt, at="a", metric={"y_2": 0}).values)

@@ -37,7 +37,7 @@ def test_estimates_at_embeddings_are_those_of_autograd(model, direction, steps):
     """The gradient at the clean run times corrupt - clean with `direction="noise"`; at midpoints with steps."""
     net = bt.from_pretrained(model)
     clean, corrupt = make_sentences(net)
-    options = {"metric": METRIC, "first_order": True, "direction": direction, "steps": steps}
+    options = {"metric": METRIC, "method": bt.Gradient(steps=steps), "direction": direction}
     result = bt.sweep(clean, corrupt, at=[f"{find_embedding(net)}_{i}" for i in range(4)], **options)
     base_ids, source_ids = (CLEAN, CORRUPT) if direction == "noise" else (CORRUPT, CLEAN)
     base, metric = record_embeddings(model, base_ids)
@@ -68,7 +68,7 @@ def test_all_arrows_in_one_call_and_to_first_order(model):
     node = f"{find_embedding(net)}_1"
     small = [[s.do({node: s[node] + 1e-6 * torch.linspace(-1, 1, len(s[node])).sin()}) for s in corrupt], corrupt]
     exact = bt.sweep(*small, at="arrows", **query)
-    estimate = bt.sweep(*small, at="arrows", first_order=True, **query)
+    estimate = bt.sweep(*small, at="arrows", method=bt.Gradient(), **query)
     names = [name for name in estimate.names.values() if name in exact.names.values()]
     pairs = torch.stack([torch.stack([r.effects[r.index_of(n)] for n in names]) for r in (exact, estimate)])
     torch.testing.assert_close(pairs[1], pairs[0], rtol=1e-3, atol=1e-4 * float(pairs.abs().max()))

@@ -24,7 +24,7 @@ def test_a_plain_net_shares_one_run():
     assert plan.is_exact and plan.flops > 0
     single = bt.explain("sweep", clean, corrupt, at=["q_0_0_1"], metric={"y_2": (0, 1)})
     assert single.question == "sweep of 1 cell" and single.flops < plan.flops
-    first = bt.explain("sweep", clean, corrupt, at="q", metric={"y_2": (0, 1)}, first_order=True)
+    first = bt.explain("sweep", clean, corrupt, at="q", metric={"y_2": (0, 1)}, method=bt.Gradient())
     assert first.algorithm == "compiled" and not first.is_exact and "gradient" in first.reason
 
 
@@ -83,5 +83,5 @@ def test_a_slow_sweep_warns_before_it_starts(monkeypatch):
 
 def test_slopes_of_a_recurrence_are_refused_with_the_node():
     sentences, options = make_query("recurrent", "h")
-    with pytest.raises(bt.BNetError, match="first_order: cells cannot share a run, because h_0 is computed"):
-        bt.sweep(*sentences, **options, first_order=True)
+    with pytest.raises(bt.BNetError, match="method: cells cannot share a run, because h_0 is computed"):
+        bt.sweep(*sentences, **options, method=bt.Gradient())

@@ -105,7 +105,7 @@ def test_to_first_order_it_is_their_attribution_patching(peers):
     bridge.eval()
     peer = attribution_patch(bridge, CLEAN, CORRUPT, lambda logits: difference(logits).sum()).node_scores
     clean, corrupt = ([net.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
-    options = {"metric": {"y_4": (FIRST, SECOND)}, "first_order": True}
+    options = {"metric": {"y_4": (FIRST, SECOND)}, "method": bt.Gradient()}
     actual = {at: bt.sweep(clean, corrupt, at=at, **options).values for at in ("x", "a", "ffn")}
     kinds = {node.kind for node in peer}
     assert kinds == {"attn_head_out", "mlp_out", "embed"}

@@ -80,7 +80,7 @@ QUERIES: dict[str, Callable[[bt.BNet], torch.Tensor]] = {
         net, [("the cat", "cat the")], method=bt.MAP(restarts=1, steps=2), progress=False
     ).net.parameters["c.logits"],
     "predict": lambda net: fit_net().predict(["the cat"]),
-    "slopes": lambda net: bt.sweep(*make_pair(net), metric=CAT, first_order=True, progress=False).effects,
+    "slopes": lambda net: bt.sweep(*make_pair(net), metric=CAT, method=bt.Gradient(), progress=False).effects,
     "copy": lambda net: copy.deepcopy(net.sentence("the cat sat"))["x_2_1"],
     "pickle": lambda net: pickle.loads(pickle.dumps(net.sentence("the cat sat")))["x_2_1"],
 }

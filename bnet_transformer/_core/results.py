@@ -384,6 +384,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {  # of other classes whose objects are p
     "interventions.acdc": ("CircuitPairs",),
     "interventions.sweep_results": ("CellGrid",),
     "interventions.examples": ("Examples",),
+    "interventions.methods": ("Gradient",),
     "reference": ("GroundModel",),
     "residual_stream.lens": ("LensReader",),
     "residual_stream.results": ("ReadoutDirection",),
@@ -481,6 +482,11 @@ class Result:
     def _to_fields(self) -> Fields:
         """The values that the file stores, by field."""
         return get_fields(self)
+
+    @classmethod
+    def _upgrade_fields(cls, fields: Fields) -> Fields:
+        """The values in a file, by the names that the fields have today."""
+        return fields
 
     @classmethod
     def _from_fields(cls, fields: Fields) -> Any:
@@ -693,6 +699,7 @@ class _ResultReader:
                     return self._decode_first_fit(parts, location)
                 codec = _get_codec(kind)
                 fields = {key: self.decode(part, f"{location}: {name}.{key}") for key, part in parts.items()}
+                fields = kind._upgrade_fields(fields) if issubclass(kind, Result) else fields
                 check_field_types(codec.types, fields, f"{location}: {name}")
                 check_shapes(getattr(kind, "_shapes", ""), fields, f"{location}: {name}")
                 try:

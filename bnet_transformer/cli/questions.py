@@ -245,12 +245,15 @@ def _make_table(rows: Sequence[Any], **kwargs: Any) -> pd.DataFrame:
     cls=SignatureCommand,
     short_help="Patch clean values into a corrupt run.",
     formats=(*IMAGES, *TABLES),
-    options=[ApiOptions("interventions/sweep.py", ("sweep",), ("direction", "first_order", "steps", "check"))],
+    options=[ApiOptions("interventions/sweep.py", ("sweep",), ("direction",))],
+    gradient=[ApiOptions("interventions/methods.py", ("Gradient",), help_prefix="With --first-order: ")],
 )
 def sweep(
     query: SentenceQuery,
     output: TableOutput,
     options: dict[str, Any],
+    gradient: dict[str, Any],
+    first_order: bool = False,
     at: tuple[str, ...] = (),
     metric: str | None = None,
     answer: str | None = None,
@@ -267,6 +270,7 @@ def sweep(
     bnet-transformer sweep "the cat sat" "the dog sat" --answer cat,dog
 
     Args:
+        first_order: Estimate the effects from gradients, without running a cell.
         at: The cells: a role (x, q, j, a), an arrow ("v -> a"), or names and patterns; by default x. May be repeated.
         metric: A node and its state, or two states for their difference: y_2=cat or y_2=cat,dog. An integer is a
             state; the word 7 is "7", in double quotes, which also keep a leading space: " Mary".
@@ -283,6 +287,7 @@ def sweep(
         both = "give --metric or --answer, not both"
         raise BNetError(both if metric is not None else "the metric is missing", hint=METRIC_HINT)
     from bnet_transformer.interventions import Mean, Zero, sweep
+    from bnet_transformer.interventions.methods import Gradient
 
     net = load_model(query.model)
     pairs = [[query.build_sentence(net, text) for text in pair] for pair in texts]
@@ -291,14 +296,16 @@ def sweep(
     options["over"] = None if over is None else parse_names("--over", over)
     if memory is not None:
         options["memory"] = memory * 2**20
+    if first_order or gradient:
+        options["method"] = Gradient(**gradient)
     is_noise = options.get("direction") == "noise"
     sides: tuple[Any, Any] = clean, corrupt
     if ablate is not None:  # all sentences are patched
         ablation = Zero() if ablate == "zero" else Mean()
         sides = (corrupt, ablation) if is_noise else (ablation, corrupt)
     result = sweep.sweep(*sides, at=_parse_cells(at), metric=target, **options)
-    table = result.to_dataframe()
-    document = {"at": result.at, "first_order": result.first_order, "metric": target, "sentences": texts}
+    table, method = result.to_dataframe(), getattr(result.method, "describe", lambda: "exact")()
+    document = {"at": result.at, "method": method, "metric": target, "sentences": texts}
     document |= {name: getattr(result, name) for name in ("axes", "labels", "clean", "corrupt", "values")}
     rows = table.dropna(axis="columns", how="all")  # one example has no standard error
     ((node, states),) = target.items()

@@ -167,7 +167,8 @@ class PatchCells:
     """The cells of a sweep: the axes of the result, their positions and labels, and the nodes that each cell sets.
 
     `names` contains the name of each cell, by its index in the flattened axes. A grid position without a name is not a
-    cell. `parts` describes the cells of each item of a list, as they would be on their own.
+    cell. `parts` describes the cells of each item of a list, as they would be on their own. `named` are the cells of
+    names and patterns, instead of roles.
     """
 
     at: str
@@ -181,6 +182,7 @@ class PatchCells:
     parts: Mapping[str, CellGrid] = field(default_factory=dict, repr=False)
     aligned: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
     special: Mapping[str, tuple[bool, ...]] = field(default_factory=dict, repr=False)
+    named: frozenset[int] = field(default=frozenset(), repr=False)
 
     @property
     def shape(self) -> tuple[int, ...]:

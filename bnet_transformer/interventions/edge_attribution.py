@@ -12,21 +12,27 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer._core.tensors import BoolArray, enable_gradients
+from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.cells import EdgeCells, PatchCells, PatchSites, PathsToEnd, group_paths
 from bnet_transformer.interventions.edges import EdgeStructure, ReaderGroup, is_wordwise_path, list_linear_groups
-from bnet_transformer.interventions.engine import CellOutcomes, ExampleBatch, evaluate_base_runs
+from bnet_transformer.interventions.engine import (
+    CellOutcomes,
+    ExampleBatch,
+    evaluate_base_runs,
+    get_relative_change,
+    join_changes,
+)
 from bnet_transformer.interventions.examples import Metric
 from bnet_transformer.interventions.gradients import GradientRun, TangentPass, iter_gradient_runs, list_points
+from bnet_transformer.interventions.methods import EXACT_HINT
 from bnet_transformer.interventions.patched_run import (
     GroupPatch,
     GroupUpdate,
     PatchedRun,
     RowIndex,
     SparseUpdate,
-    build_patch,
-    compute_attention_weights,
     count_words,
     gather_nodes,
     get_layout_index,
@@ -320,16 +326,17 @@ def _join(adjoint: Tensor, tangent: Tensor, run: PatchedRun, end: int, words: Bo
 # --------------------------------------------------------------------------------------------------------------------
 # First-order estimates of the effects of cells, without running a cell.
 #
-# Let m be the metric, base the run that is patched, and source the run that provides the values. The estimates are
+# An intervention that sets the value v to t has a strength s: it sets v + s (t - v). Exact effects are those of s = 1.
+# The estimate is the derivative of the metric m with respect to s at s = 0, in the run that is patched:
 #
-#     a node z:                   <dm/dz, source z - base z>
-#     a row of attention:         the same with z = P(j | i)
-#     a path u -> ... -> v:       <dm/dv, (dv/d... ... d.../du) (source u - base u)>
+#     a node, a row of attention:   <dm/dv, t - v>
+#     a path v -> ... -> z:         <dm/dz, dz/d... ... d.../dv (t - v)>
+#     an edge:                      the same along all chains of sums, linear maps and norms to the reader
 #
-# where the derivatives along a path are those of its arrows only: all other parents have their values of the run. This
-# is attribution patching (Nanda 2023): at the clean run with `direction="noise"`, as EAP defines it (Syed, Rager and
-# Conmy 2023), else at the corrupt run. With `steps`, the derivatives are averaged over runs between both (integrated
-# gradients); the differences remain those of the base and the source run.
+# where the derivatives along a path are those of its arrows only: all other parents have their values of the run. A
+# node is the path of one node. This is attribution patching (Nanda 2023): at the clean run with `direction="noise"`, as
+# EAP defines it (Syed, Rager and Conmy 2023), else at the corrupt run. With `steps`, the derivatives are averaged over
+# runs between both (integrated gradients); the differences t - v remain those of the base and the source run.
 
 
 PATH_COPIES = 8  # the copies of the values of the parents of a path that its derivative requires
@@ -341,9 +348,7 @@ def estimate_cells(
 ) -> CellOutcomes:
     """Estimate the result of `run_cells` to first order, without running a cell."""
     for obstacle in batches[0].obstacles.values():
-        hint = "Use first_order=False, which runs each cell"
-        raise BNetError(f"first_order: cells cannot share a run, because {obstacle}", hint=hint)
-    options = batches[0].options
+        raise BNetError(f"method: cells cannot share a run, because {obstacle}", hint=f"{EXACT_HINT}, which runs each")
     source, base = evaluate_base_runs(batches, metric)
     effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(base), dtype=torch.float64)
     is_stationary = torch.ones(len(base), dtype=torch.bool)
@@ -361,43 +366,36 @@ def estimate_cells(
     effects /= len(points)
     cell_ids = torch.from_numpy(cells.cell_ids)
     if not bool(effects[cell_ids].isfinite().all()):
-        side = options.side_names[1]
-        expected = f"a metric with a finite gradient at the {side} run, for first_order=True"
-        raise BNetError("metric", expected=expected, actual="NaN or infinity", hint="Use first_order=False")
+        side = batches[0].options.side_names[1]
+        expected = f"a metric with a finite gradient at the {side} run, for method=bt.Gradient()"
+        raise BNetError("metric", expected=expected, actual="NaN or infinity", hint=EXACT_HINT)
     values = torch.full_like(effects, torch.nan)
     values[cell_ids] = base + effects[cell_ids]
-    return CellOutcomes(values.reshape(*cells.shape, -1), source, base, is_stationary)
+    return CellOutcomes(values.reshape(*cells.shape, -1), source, base, is_stationary, join_changes(batches))
 
 
 def _add_site_effects(effects: Tensor, item: GradientRun) -> None:
     """Add the effects of nodes and of rows of attention to `effects[cell, example]`."""
-    run, base = item.run, item.base_run.run
     for group, gradient in item.gradients.items():
         for patch in item.base_run.patches.get(group, ()):
-            if patch.is_attention:
-                estimates = _estimate_attention_effects(item, group, patch, gradient)
-            else:
-                delta = base.get_patch_values(group, patch) - base.get_base_values(group, patch).detach()
-                slopes = gather_nodes(run, group, gradient.to(delta.device), patch.nodes)
-                estimates = (slopes * delta).flatten(2).sum(-1)
-            effects.index_add_(0, patch.cells, estimates.double().cpu().expand(-1, effects.shape[1]))
+            slope = _differentiate_mix(item.run, group, gradient, patch) if patch.is_attention else gradient
+            delta = item.base_run.run.get_difference(group, patch)
+            slopes = item.run.gather(group, slope.to(delta.device), patch)
+            effects.index_add_(0, patch.cells, (slopes * delta).flatten(2).sum(-1).double().cpu())
 
 
-def _estimate_attention_effects(item: GradientRun, group: int, patch: GroupPatch, gradient: Tensor) -> Tensor:
-    """The effects of patches of `P(j | i)`, by the gradient of the mix, which is linear in it: `[k, example]`."""
-    run, spec, state = item.run, item.run.specs[group], item.run.base
-    with torch.no_grad():
-        weights, parents = compute_attention_weights(state, spec)
-        base_weights = (
-            weights if run is item.base_run.run else compute_attention_weights(item.base_run.run.base, spec)[0]
-        )
-    shape = (len(gradient), *get_layout_shape(state, spec), weights.shape[-1])
-    weights = weights.expand(shape).clone().requires_grad_()
-    mix = spec.tpm.mix(weights, *(parent.detach() for parent in parents))  # type: ignore[attr-defined]
-    (slope,) = torch.autograd.grad((state.layout.pad_dims(mix, 1) * gradient.to(mix.device)).sum(), weights)
-    products = slope * (patch.source.to(slope.device) - base_weights.expand(shape))
-    terms = gather_nodes(run, group, products, patch.nodes)  # [k, example, word read]
-    return terms.sum(-1) if patch.read_words is None else terms[torch.arange(len(terms)), :, patch.read_words]
+def _differentiate_mix(run: PatchedRun, group: int, gradient: Tensor, patch: GroupPatch) -> Tensor:
+    """The gradient with respect to `P(j | i)`, `[example, *plates, word, word read]`, from that of the mix.
+
+    The mix is linear in `P(j | i)`, so that the derivative does not depend on it.
+    """
+    state, spec = run.base, run.specs[group]
+    _, parents = gather_parents(state, spec)
+    shape = (len(gradient), *get_layout_shape(state, spec), patch.source.shape[-1])
+    leaf = patch.source.new_zeros(shape, requires_grad=True)
+    mix = spec.tpm.mix(leaf, *(parent.detach() for parent in parents))  # type: ignore[attr-defined]
+    (slope,) = torch.autograd.grad((state.layout.pad_dims(mix, 1) * gradient.to(mix.device)).sum(), leaf)
+    return slope
 
 
 def _add_path_effects(effects: Tensor, item: GradientRun, cells: PatchCells) -> None:
@@ -417,21 +415,20 @@ def _add_path_effects(effects: Tensor, item: GradientRun, cells: PatchCells) -> 
 
 def _add_path_slopes(effects: Tensor, item: GradientRun, ends: Sequence[PathsToEnd]) -> None:
     """Add the effects of some paths, from one evaluation of their steps and its gradient."""
-    # The first node of each path has the value base + t (source - base), and the steps of the path are computed from
-    # it. The derivative of the last node with respect to t, at t = 0, is the product of the derivatives along the
-    # arrows of the path. All paths have separate t, so one backward pass computes the derivative of each.
-    run, base_run, alignment = item.run, item.base_run, item.batch.alignment
-    source, leaves = base_run.source, list[tuple[Tensor, Tensor]]()
-    assert source is not None  # paths of an ablation raise an error
+    # The first node of each path has the value v + s (t - v), and the steps of the path are computed from it. The
+    # derivative of the last node with respect to s, at s = 0, is the product of the derivatives along the arrows of the
+    # path. All paths have separate s, so one backward pass computes the derivative of each.
+    run, base_run, leaves = item.run, item.base_run, list[tuple[Tensor, Tensor]]()
     cells = torch.tensor([end.cell for end in ends])
 
     def build_first(sites: PatchSites) -> GroupPatch:
-        patch = build_patch(base_run.run, source, sites, alignment)
+        patch = base_run.build_patch(sites)
         values = base_run.run.get_base_values(sites.group, patch).detach()
-        delta = base_run.run.get_patch_values(sites.group, patch).detach() - values
-        scale = delta.new_zeros(len(delta), len(run.examples), *[1] * (delta.dim() - 2), requires_grad=True)
-        leaves.append((cells[patch.cells], scale))
-        moved = run.get_base_values(sites.group, patch).detach() + scale * delta
+        delta = base_run.run.get_difference(sites.group, patch)
+        np.maximum.at(item.batch.changes, cells[patch.cells].numpy(), get_relative_change(values, delta))
+        strength = delta.new_zeros(len(delta), len(run.examples), *[1] * (delta.dim() - 2), requires_grad=True)
+        leaves.append((cells[patch.cells], strength))
+        moved = run.get_base_values(sites.group, patch).detach() + strength * delta
         return GroupPatch(patch.cells, patch.nodes, moved.transpose(0, 1), is_per_node=True)
 
     total = torch.zeros((), dtype=run.examples.model.network.dtype, device=run.examples.model.network.device)
@@ -442,8 +439,7 @@ def _add_path_slopes(effects: Tensor, item: GradientRun, ends: Sequence[PathsToE
             total = total + (slopes * values).sum()
     if not total.requires_grad:
         return
-    scales = [scale for _, scale in leaves]
-    gradients = torch.autograd.grad(total, scales, materialize_grads=True)
+    gradients = torch.autograd.grad(total, [strength for _, strength in leaves], materialize_grads=True)
     for (ids, _), gradient in zip(leaves, gradients, strict=True):
         effects.index_add_(0, ids, gradient.flatten(1).double().cpu())
 

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from bnet_transformer import reference
 from bnet_transformer._core.process import check_cancelled
-from bnet_transformer._core.tensors import BoolArray, IntArray
+from bnet_transformer._core.tensors import FloatArray, IntArray
 from bnet_transformer.compiler.gather import ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import EvidenceError, UnsupportedError
@@ -39,6 +39,7 @@ from bnet_transformer.interventions.edge_patches import (
     spread_nodes,
 )
 from bnet_transformer.interventions.examples import Examples, Metric, Overrides
+from bnet_transformer.interventions.methods import Gradient
 from bnet_transformer.interventions.patched_run import (
     GroupPatch,
     NeededPositions,
@@ -68,54 +69,40 @@ from bnet_transformer.reference import AttentionRow, GroundModel, find_open_choi
 # computed from the interpolated ones.
 
 
-@dataclass(frozen=True)
-class InputDifference:
-    """The interpolated nodes, with their values in the base run and the difference of the source run.
+# For each group the interpolated nodes `[k]`, their values in the base run, and the values in the source run minus
+# these, `[k, 1 or N, *shape]` each.
+Differences = Mapping[int, tuple[IntArray, Tensor, Tensor]]
 
-    Args:
-        values: For each group its values in the base run, `[example, *plates, word, *shape]`.
-        differences: The values in the source run minus these.
-        masks: The nodes that are interpolated, `[1, *plates, word]`.
-    """
 
-    values: Mapping[int, Tensor]
-    differences: Mapping[int, Tensor]
-    masks: Mapping[int, Tensor]
-
-    def __bool__(self) -> bool:
-        return bool(self.values)
-
-    def interpolate(self, fraction: float) -> Overrides:
-        """The values of the interpolated nodes at a fraction of the way from the base run to the source run."""
-        return {
-            group: (
-                value + fraction * self.differences[group],
-                self.masks[group].expand(len(value), *self.masks[group].shape[1:]),
-            )
-            for group, value in self.values.items()
-        }
+def interpolate(run: PatchedRun, differences: Differences, fraction: float) -> Overrides:
+    """The values of some nodes at a fraction of the way from the base run to the source run."""
+    overrides, count = {}, len(run.examples)
+    for group, (nodes, base, delta) in differences.items():
+        shape = run.examples.model.ground.shapes[group]
+        values = delta.new_zeros(count, math.prod(shape), *delta.shape[2:])
+        values[:, nodes] = (base + fraction * delta).transpose(0, 1)
+        mask = torch.zeros(count, math.prod(shape), dtype=torch.bool, device=delta.device)
+        mask[:, nodes] = True
+        overrides[group] = values.reshape(count, *shape, *delta.shape[2:]), mask.reshape(count, *shape)
+    return overrides
 
 
 def find_interpolation_groups(models: Iterable[GroundModel], needed: NeededPositions) -> frozenset[int]:
-    """The groups at which a difference between two sentences may begin, and those that read an index there."""
-    starts, reached = set[int](), set[int]()
+    """The groups at which a difference between two sentences may begin: inputs, set nodes, and readers of indices."""
+    starts = set[int]()
     for model in models:
-        network = model.network
-        set_groups = {model.ground.group_of(node).index for node in model.do}
-        for index in sorted(needed.ancestor_words):  # parents before children
-            spec = network.specs[index]
-            if spec.tpm.kind == "input" or index in set_groups:
+        specs, set_groups = model.network.specs, {model.ground.group_of(node).index for node in model.do}
+        for index in needed.ancestor_words:
+            reads_index = any(is_index_valued(specs[parent.index]) for parent in specs[index].parents)
+            is_first = reads_index and not specs[index].tpm.is_random
+            if specs[index].tpm.kind == "input" or index in set_groups or is_first:
                 starts.add(index)
-            if index in reached and not spec.tpm.is_random:
-                starts.add(index)
-            if index in starts and is_index_valued(spec):
-                reached |= {edge.child for edge in network.graph.out_edges[index]} & needed.ancestor_words.keys()
     return frozenset(starts)
 
 
-def find_input_difference(
+def find_input_differences(
     run: PatchedRun, source: ExecutionState, source_examples: Examples, alignment: WordAlignment
-) -> InputDifference:
+) -> Differences:
     """Find the nodes with real values at which the difference between two runs begins.
 
     Args:
@@ -129,32 +116,32 @@ def find_input_difference(
     """
     model = run.examples.model
     ground, specs = model.ground, model.network.specs
-    roots = {*model.do, *_find_set_nodes(model, source_examples.model)}
-    marked = {index: np.zeros(_count_nodes(model, index), dtype=np.bool_) for index in run.needed.ancestor_words}
-    for node in roots:
-        group = ground.group_of(node).index
-        if group in marked:
-            marked[group][node - int(ground.offsets[group])] = True
-    values, differences, masks = dict[int, Tensor](), dict[int, Tensor](), dict[int, Tensor]()
+    marked = {index: np.zeros(math.prod(ground.shapes[index]), dtype=np.bool_) for index in run.needed.ancestor_words}
+
+    def mark(nodes: Iterable[int]) -> None:
+        for node in nodes:
+            group = ground.group_of(node).index
+            if group in marked:
+                marked[group][node - int(ground.offsets[group])] = True
+
+    mark([*model.do, *_find_set_nodes(model, source_examples.model)])
+    differences: dict[int, tuple[IntArray, Tensor, Tensor]] = {}
     for index in sorted(marked):
-        spec, mask = specs[index], marked[index] | (specs[index].tpm.kind == "input")
-        mask = mask & (alignment.align_nodes(index, np.arange(len(mask))) >= 0)
-        if not mask.any() or index not in run.base.values or index not in source.values:
+        spec = specs[index]
+        nodes = np.flatnonzero(marked[index] | (spec.tpm.kind == "input"))
+        nodes = nodes[alignment.align_nodes(index, nodes) >= 0]
+        if not len(nodes) or index not in run.base.values or index not in source.values:
             continue
-        base_values, delta, differs = _compare_values(run, source, index, mask, alignment)
-        if not differs.any():
-            continue
+        patch = build_patch(run, source, PatchSites(index, np.zeros_like(nodes), nodes), alignment)
+        delta = run.get_difference(index, patch)
+        differs = (delta != 0).reshape(len(nodes), -1).any(-1).cpu()
+        changed = nodes[differs.numpy()]
         if is_index_valued(spec):
-            for node in np.flatnonzero(differs).tolist():
-                for child in ground.children(int(ground.offsets[index]) + node):
-                    group = ground.group_of(child).index
-                    if group in marked and not specs[group].tpm.is_random:
-                        marked[group][child - int(ground.offsets[group])] = True
-            continue
-        shape = (len(run.examples), *ground.shapes[index], *spec.shape)
-        values[index], differences[index] = base_values.reshape(shape), delta.reshape(shape)
-        masks[index] = torch.from_numpy(differs).reshape(1, *ground.shapes[index]).to(base_values.device)
-    return InputDifference(values, differences, masks)
+            children = {c for node in changed for c in ground.children(int(ground.offsets[index]) + int(node))}
+            mark(child for child in children if not specs[ground.group_of(child).index].tpm.is_random)
+        elif differs.any():
+            differences[index] = changed, run.get_base_values(index, patch).detach()[differs], delta[differs]
+    return differences
 
 
 def _find_set_nodes(base: GroundModel, source: GroundModel) -> list[int]:
@@ -162,30 +149,6 @@ def _find_set_nodes(base: GroundModel, source: GroundModel) -> list[int]:
     names = (source.ground.name(node) for node in source.do)
     template, counts = base.ground.template, base.ground.word_counts
     return [base.ground.id(name) for name in names if template.parse_name(name, counts) is not None]
-
-
-def _count_nodes(model: GroundModel, index: int) -> int:
-    """The number of nodes of a group."""
-    return math.prod(model.ground.shapes[index])
-
-
-def _compare_values(
-    run: PatchedRun, source: ExecutionState, index: int, mask: BoolArray, alignment: WordAlignment
-) -> tuple[Tensor, Tensor, BoolArray]:
-    """The base values of all nodes of a group, the source values minus these, and the mask of nodes that differ."""
-    nodes = np.flatnonzero(mask)
-    patch = build_patch(run, source, PatchSites(index, np.zeros_like(nodes), nodes), alignment)
-    base = run.get_base_values(index, patch).detach()  # [node, 1 or N, *shape]
-    delta = run.get_patch_values(index, patch).detach() - base
-    count = len(run.examples)
-    full_base = base.new_zeros(len(mask), count, *base.shape[2:])
-    full_delta = torch.zeros_like(full_base, dtype=delta.dtype)
-    full_base[nodes], full_delta[nodes] = (
-        base.expand(-1, count, *base.shape[2:]),
-        delta.expand(-1, count, *delta.shape[2:]),
-    )
-    differs: BoolArray = (full_delta != 0).reshape(len(mask), -1).any(-1).cpu().numpy()
-    return full_base.transpose(0, 1), full_delta.transpose(0, 1), differs
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -273,6 +236,7 @@ class SequentialSweep:
     outcome_nodes: Sequence[int]
     ablation_value: Callable[[int, int], Tensor] | None = None
     change: Change | None = None
+    changing_cells: set[int] = field(default_factory=set)  # of the computed cells, those that change a value
     _evaluators: dict[tuple[bool, int], NodeEvaluator] = field(default_factory=dict)
     _base_outcomes: dict[int, list[Tensor]] = field(default_factory=dict)
 
@@ -285,6 +249,8 @@ class SequentialSweep:
                 isinstance(v, AttentionRow) or not torch.equal(v, self._get_value(False, n, k))
                 for k, v in interventions.items()
             )
+            if changes:
+                self.changing_cells.add(cell)
             if changes or n not in self._base_outcomes:
                 patched = model.surgery(interventions) if changes else model
                 outcomes = compute_outcomes(self.base.module, patched, self.outcome_nodes)
@@ -408,17 +374,13 @@ class SweepOptions:
 
     Args:
         memory: The maximum number of bytes that are used at once.
-        first_order: Whether effects are estimated from gradients and no cell is run.
-        steps: The number of interpolated runs whose gradients are averaged; 0 for the gradient at the base run.
+        gradient: How effects are estimated from gradients, so that no cell is run; None for exact effects.
         is_noise: Whether corrupt values are patched into the clean run.
-        convention: The points at which gradients are averaged: those of integrated gradients, or of a package.
     """
 
     memory: int
-    first_order: bool = False
-    steps: int = 0
+    gradient: Gradient | None = None
     is_noise: bool = False
-    convention: str | None = None
 
     @property
     def side_names(self) -> tuple[str, str]:
@@ -431,17 +393,18 @@ class BaseRun:
     """The base run, the patches of cells and the outcomes of the source run, in one joint state of the choices."""
 
     run: PatchedRun
+    build_patch: Callable[[PatchSites], GroupPatch]  # the patch of some nodes
     patches: dict[int, list[GroupPatch]]
-    effective_cells: IntArray  # the cells that change the value of a node
+    changes: FloatArray  # the largest relative change of a value by each cell
     source: ExecutionState | None
     source_outcomes: Outcomes | None
-    difference: InputDifference | None = None  # between the inputs of both runs, for integrated gradients
+    input_differences: Differences = field(default_factory=dict)  # between both runs, for integrated gradients
     edges: EdgeCells | None = None
     differences: dict[int, Tensor] = field(default_factory=dict)  # what each group of writers writes, source minus base
 
     def compute_outcomes(self, cells: IntArray) -> Outcomes:
         """The outcomes of some cells, `[cell, example, *shape]`; cells without an effect are not patched."""
-        mask = np.isin(cells, self.effective_cells)
+        mask = self.changes[cells] > 0
         patches = select_cells(self.patches, cells[mask], np.flatnonzero(mask))
         if self.edges is not None:
             numbers = np.full(int(cells.max(initial=-1)) + 1, -1)
@@ -490,10 +453,12 @@ class ExampleBatch:
     source_obstacles: dict[int, Obstacle] = field(init=False)  # cells whose values a shared run cannot provide
     obstacles: dict[int, Obstacle] = field(init=False)  # these, and cells whose changes a shared run cannot compute
     sequential_cells: set[int] = field(init=False)  # those of these cells that change the value of a node
+    changes: FloatArray = field(init=False)  # the largest relative change of a value by each cell
     _base_runs: list[BaseRun] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         has_source = self.source is not None
+        self.changes = np.zeros(math.prod(self.cells.shape))
         self.source_outcome_nodes = self.alignment.align_outcomes(self.outcome_nodes) if has_source else None
         self.choices = self._enumerate_choices()
         states = next(iter(self.choices))  # the structure is the same in every state
@@ -508,8 +473,8 @@ class ExampleBatch:
         shared_obstacle = find_shared_obstacle(sides_needed)
         self.has_shared_run = shared_obstacle is None
         if shared_obstacle is None:
-            first_order = self.options.first_order
-            self.source_obstacles, changes = find_obstacles(sides_needed, self.cells, first_order=first_order)
+            is_exact = self.options.gradient is None
+            self.source_obstacles, changes = find_obstacles(sides_needed, self.cells, is_exact=is_exact)
             self.obstacles = {**changes, **self.source_obstacles}
         else:
             self.obstacles = self.source_obstacles = dict.fromkeys(self.cells.cell_ids.tolist(), shared_obstacle)
@@ -572,13 +537,14 @@ class ExampleBatch:
             has_metric = self.source is not None and nodes is not None
             source = self._compute_base_sequentially(self.source, nodes) if has_metric else None  # type: ignore[arg-type]
             return self._compute_base_sequentially(self.base, self.outcome_nodes), source
-        bases, sources, effective = list[Outcomes](), list[Outcomes](), set[int]()
+        bases, sources = list[Outcomes](), list[Outcomes]()
         for base_run in self.iter_base_runs():
             bases.append(base_run.run.compute_base_outcomes())
             sources += [] if base_run.source_outcomes is None else [base_run.source_outcomes]
-            effective.update(base_run.effective_cells.tolist())
+            np.maximum(self.changes, base_run.changes, out=self.changes)
         # An obstacle to computing the changes of a cell does not matter if the cell changes no value.
-        self.sequential_cells = {*self.source_obstacles, *(self.obstacles.keys() & effective)}
+        changing = {cell for cell in self.obstacles if self.changes[cell] > 0}
+        self.sequential_cells = {*self.source_obstacles, *changing}
         return self.marginalize(bases), self.marginalize(sources) if sources else None
 
     def has_log_probs(self, node: int) -> bool:
@@ -595,15 +561,16 @@ class ExampleBatch:
 
     def _build_base_run(self, states: Mapping[int, Tensor]) -> BaseRun:
         """Build the runs in one joint state of the choices; one source run has outcomes and the values to patch."""
-        base, first_order = self.base.with_choices(states), self.options.first_order
-        cells = _drop_cells(self.cells, self.source_obstacles)
+        base, gradient, cells = self.base.with_choices(states), self.options.gradient, self.cells
+        cells = _drop_cells(cells, self.source_obstacles)
         sources = frozenset(
             find_source_groups(base.model, cells) - {sites.group for sites in cells.sites if sites.is_attention}
         )
-        if self.options.steps:
+        has_steps = gradient is not None and gradient.steps > 0
+        if has_steps:
             models = [base.model, *([] if self.source is None else [self.source.model])]
             sources |= find_interpolation_groups(models, self.needed)
-        gradient_groups = self._find_gradient_groups(cells) if first_order else frozenset()
+        gradient_groups = frozenset[int]() if gradient is None else self._find_gradient_groups(cells)
         run = PatchedRun(base, self.needed, sources, gradient_groups=gradient_groups)
         patches: dict[int, list[GroupPatch]] = {}
         source, outcomes = None, None
@@ -623,15 +590,15 @@ class ExampleBatch:
         with torch.no_grad():
             for sites in cells.sites:
                 patches.setdefault(sites.group, []).append(build(sites))
-            if cells.paths and not first_order:
+            if cells.paths and gradient is None:
                 sent = run.patch_paths(group_paths(cells.paths), build, self.options.memory)
                 for group, group_patches in sent.items():
                     patches.setdefault(group, []).extend(group_patches)
-            effective = find_effective_cells(run, patches)
-        difference = None
-        if self.options.steps and source is not None:
-            difference = find_input_difference(run, source, source_run.examples, self.alignment)
-        return self._add_edges(BaseRun(run, patches, effective, source, outcomes, difference), cells.edges)
+            changes = measure_changes(run, patches, len(self.changes))
+        base_run = BaseRun(run, build, patches, changes, source, outcomes)
+        if has_steps and source is not None:
+            base_run.input_differences = find_input_differences(run, source, source_run.examples, self.alignment)
+        return self._add_edges(base_run, cells.edges)
 
     def _find_gradient_groups(self, cells: PatchCells) -> frozenset[int]:
         """The groups at which a gradient is needed; a readout has the gradient of the metric itself."""
@@ -664,8 +631,8 @@ class ExampleBatch:
             if self.change is not None:
                 values = self.change.apply(base, writer.spec.shape, values)
             differences[w] = values - base
-        effective = np.union1d(base_run.effective_cells, find_effective_edges(run, differences, edges))
-        return replace(base_run, edges=edges, differences=differences, effective_cells=effective)
+        base_run.changes[find_effective_edges(run, differences, edges)] = np.inf
+        return replace(base_run, edges=edges, differences=differences)
 
     def _build_ablation_patch(self, run: PatchedRun, sites: PatchSites) -> GroupPatch:
         """The patch of an intervention without a source in one node group."""
@@ -690,7 +657,9 @@ class ExampleBatch:
             None if ablation is None else lambda example, node: ablation.get_value(self.first_example + example, node)
         )
         runner = SequentialSweep(source, base, self.alignment, self.cells, self.outcome_nodes, values, self.change)
-        return stack_outcomes(self.outcome_nodes, [runner.compute_outcomes(int(cell)) for cell in cells])
+        outcomes = stack_outcomes(self.outcome_nodes, [runner.compute_outcomes(int(cell)) for cell in cells])
+        self.changes[[*runner.changing_cells]] = np.inf
+        return outcomes
 
 
 def _drop_cells(cells: PatchCells, dropped: Collection[int]) -> PatchCells:
@@ -701,22 +670,34 @@ def _drop_cells(cells: PatchCells, dropped: Collection[int]) -> PatchCells:
     )
 
 
-def find_effective_cells(run: PatchedRun, patches: Mapping[int, Sequence[GroupPatch]]) -> IntArray:
-    """The cells that change the value of a node in some example; all cells that set attention are included."""
-    effective = []
+def measure_changes(run: PatchedRun, patches: Mapping[int, Sequence[GroupPatch]], num_cells: int) -> FloatArray:
+    """The largest change of a value by each cell, `[cell]`, as `get_relative_change` defines it.
+
+    It is 0 for a cell that sets nodes, or rows of attention, to their values in the base run.
+    """
+    changes: FloatArray = np.zeros(num_cells)
     for group, group_patches in patches.items():
         for patch in group_patches:
-            differs = torch.ones(len(patch.cells), dtype=torch.bool)
-            if not patch.is_attention:
-                differs = (
-                    (run.get_base_values(group, patch) != run.get_patch_values(group, patch))
-                    .reshape(len(patch.cells), -1)
-                    .any(-1)
-                    .cpu()
-                )
-            effective.append(patch.cells[differs].numpy())
-    cell_ids: IntArray = np.unique(np.concatenate(effective)) if effective else np.zeros(0, dtype=np.int64)
-    return cell_ids
+            if patch.is_attention and group not in run.needed.ancestor_words:  # the run does not compute its parents
+                changes[patch.cells] = np.inf
+                continue
+            base = run.get_base_values(group, patch).detach()
+            difference = run.get_patch_values(group, patch) - base
+            np.maximum.at(changes, patch.cells.numpy(), get_relative_change(base, difference))
+    return changes
+
+
+def get_relative_change(base: Tensor, difference: Tensor) -> FloatArray:
+    """The largest difference of each node in some example, relative to the largest entry of its value: `[k]`.
+
+    Args:
+        base: The values, `[k, 1 or N, *shape]`.
+        difference: Their changes, `[k, 1 or N, *shape]`.
+    """
+    base, difference = (v.reshape(*v.shape[:2], -1).abs().amax(-1).double() for v in (base, difference))
+    change = torch.where(difference == 0, 0.0, difference / base).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    largest: FloatArray = change.amax(-1).cpu().numpy()
+    return largest
 
 
 @dataclass(frozen=True)
@@ -729,12 +710,14 @@ class CellOutcomes:
         base: The metric of the base run, `[example]`.
         is_stationary: Whether the gradient of the metric from which the values are estimated is zero up to rounding,
             `[example]`; False for values of runs.
+        changes: The largest relative change of a value by each cell, `[cell]`.
     """
 
     values: Tensor
     source: Tensor | None
     base: Tensor
     is_stationary: Tensor
+    changes: FloatArray
 
 
 def run_cells(
@@ -765,7 +748,13 @@ def run_cells(
                 values[torch.from_numpy(chunk)] = evaluate_metric(metric, outcomes)
                 bar.update(len(chunk))
     is_stationary = torch.zeros(len(base), dtype=torch.bool)
-    return CellOutcomes(values.reshape(*cells.shape, len(base)), source, base, is_stationary)
+    return CellOutcomes(values.reshape(*cells.shape, len(base)), source, base, is_stationary, join_changes(batches))
+
+
+def join_changes(parts: Iterable[ExampleBatch | CellOutcomes]) -> FloatArray:
+    """The largest relative change of a value by each cell over parts of the examples, `[cell]`."""
+    largest: FloatArray = np.maximum.reduce([part.changes for part in parts])
+    return largest
 
 
 def evaluate_base_runs(batches: Sequence[ExampleBatch], metric: Metric) -> tuple[Tensor | None, Tensor]:

@@ -15,14 +15,16 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.edge_patches import find_needed_words
 from bnet_transformer.interventions.edges import EdgeStructure, WriterUnit, adds_units, list_linear_groups, map_units
-from bnet_transformer.interventions.engine import BaseRun, ExampleBatch, Outcomes
-from bnet_transformer.interventions.examples import Metric, Overrides
+from bnet_transformer.interventions.engine import BaseRun, Differences, ExampleBatch, Outcomes, interpolate
+from bnet_transformer.interventions.examples import Metric
+from bnet_transformer.interventions.methods import ACTIVATIONS, EXACT_HINT
 from bnet_transformer.interventions.patched_run import (
     GroupUpdate,
     PatchedRun,
     RowIndex,
     SparseUpdate,
     count_words,
+    gather_nodes,
     get_layout_index,
     get_layout_shape,
     is_wordwise,
@@ -38,7 +40,6 @@ from bnet_transformer.tpm import TPM
 
 ROUNDING_STEPS = 32  # the rounding error of the sums of one node, in rounding steps
 HALF_BITS = 16
-EAP_IG_INPUTS, EAP_IG_ACTIVATIONS = CONVENTIONS = ("eap-ig", "eap-ig-activations")
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,17 @@ class Point:
 
 
 def list_points(batch: ExampleBatch) -> list[Point]:
-    """The points over which a gradient is averaged: by the midpoint rule, or by the convention of a package."""
-    steps, convention, edges = batch.options.steps, batch.options.convention, batch.cells.edges
-    if not steps:
+    """The points over which a gradient is averaged, by the rule of the method."""
+    gradient, edges = batch.options.gradient, batch.cells.edges
+    assert gradient is not None
+    if not gradient.steps:
         return [Point()]
-    if convention == EAP_IG_INPUTS:  # a left Riemann sum from the corrupt to the clean run, which is the base
-        return [Point(1 - k / steps) for k in range(steps)]
-    if convention == EAP_IG_ACTIVATIONS:  # a right Riemann sum, for one group of writers after the other
+    fractions = [1 - f if batch.options.is_noise else f for f in gradient.list_fractions()]
+    writers: Sequence[int | None] = [None]
+    if gradient.rule == ACTIVATIONS:
         assert edges is not None
         writers = range(len(edges.structure.writer_groups))
-        return [Point(1 - k / steps, w) for w in writers for k in range(1, steps + 1)]
-    return [Point((k + 0.5) / steps) for k in range(steps)]
+    return [Point(fraction, writer) for writer in writers for fraction in fractions]
 
 
 def iter_gradient_runs(
@@ -96,7 +97,7 @@ def iter_gradient_runs(
     """Iterate over runs with the gradients of the metric at their groups.
 
     Args:
-        batches: The batches of a sweep with `first_order`; their cells determine the groups.
+        batches: The batches of a sweep by gradients; their cells determine the groups.
         metric: The metric.
         points: The runs at which the gradient is evaluated.
 
@@ -108,7 +109,7 @@ def iter_gradient_runs(
         BNetError: The metric has no gradient, or no input with real values differs between the runs.
     """
     is_interpolated = any(point.fraction is not None and point.writer is None for point in points)
-    if is_interpolated and not any(base_run.difference for batch in batches for base_run in batch.iter_base_runs()):
+    if is_interpolated and not any(run.input_differences for batch in batches for run in batch.iter_base_runs()):
         expected = "sentences that differ in an input, or a node below it, with real values, for steps="
         hint = "Use steps=0, which needs the gradient at one run only"
         raise BNetError(
@@ -130,37 +131,29 @@ def iter_gradient_runs(
 def _iter_runs(batch: ExampleBatch, point: Point) -> Iterator[tuple[BaseRun, PatchedRun]]:
     """Iterate over the base runs of a batch, each with the run at a point."""
     for base_run in batch.iter_base_runs():
-        run = base_run.run
-        overrides = None
-        if point.writer is not None:  # a writer without a difference has its value of the base run
-            overrides = _override_writer(base_run, point) if point.writer in base_run.differences else None
-        elif point.fraction is not None and base_run.difference:
-            overrides = base_run.difference.interpolate(point.fraction)
-        if overrides is not None:
+        run, differences = base_run.run, base_run.input_differences
+        if point.writer is not None:
+            differences = _list_writer_differences(base_run, point.writer)
+        if point.fraction is not None and differences:  # a writer without a difference has its value of the base run
+            overrides = interpolate(run, differences, point.fraction)
             run = PatchedRun(
                 run.examples, run.needed, run.source_groups, gradient_groups=run.gradient_groups, overrides=overrides
             )
         yield base_run, run
 
 
-def _override_writer(base_run: BaseRun, point: Point) -> Overrides:
-    """The values of a group of writers at a fraction of the way to the source run; all its nodes are constants."""
+def _list_writer_differences(base_run: BaseRun, writer: int) -> Differences:
+    """All nodes of a group of writers, with their values in the base run and the difference of the source run."""
     run, edges = base_run.run, base_run.edges
-    assert edges is not None and point.writer is not None and point.fraction is not None
-    spec = edges.structure.writer_groups[point.writer].spec
-    shape = len(run.examples), *get_layout_shape(run.base, spec)
-    base = run.base.values[spec.group.index].detach()
-    values = (base + point.fraction * base_run.differences[point.writer]).expand(*shape, *spec.shape)
-    axes = [run.base.layout.axis(axis) for axis in run.examples.model.ground.axes(spec.group)]
-    values = _drop_plates(values.movedim(axes, list(range(1, 1 + len(axes)))), len(axes), len(spec.shape))
-    return {
-        spec.group.index: (values, torch.ones(values.shape[: 1 + len(axes)], dtype=torch.bool, device=values.device))
-    }
-
-
-def _drop_plates(values: Tensor, num_axes: int, event_dims: int) -> Tensor:
-    """A value without the dims of plates that its group does not have: `[example, *axes, *shape]`."""
-    return values.reshape(*values.shape[: 1 + num_axes], *values.shape[values.dim() - event_dims :])
+    assert edges is not None
+    if writer not in base_run.differences:
+        return {}
+    group = edges.structure.writer_groups[writer].spec.group
+    nodes = np.arange(len(run.examples.model.ground.select_nodes(group)))
+    position = get_layout_index(run.base, run.specs[group.index], nodes)
+    tables = run.base.values[group.index].detach(), base_run.differences[writer]
+    base, difference = (gather_nodes(run, group.index, table, position) for table in tables)
+    return {group.index: (nodes, base, difference)}
 
 
 def _compute_outcome_gradients(
@@ -181,8 +174,8 @@ def _compute_outcome_gradients(
     joined = {node: torch.cat([outcomes[node] for outcomes in averaged], 1) for node in metric.nodes}
     values = metric.evaluate_with_grad(joined)
     if not values.requires_grad:
-        expected = "a metric with a gradient (torch operations on its nodes), for first_order=True"
-        raise BNetError("metric", expected=expected, actual="numbers without gradient", hint="Use first_order=False")
+        expected = "a metric with a gradient (torch operations on its nodes), for method=bt.Gradient()"
+        raise BNetError("metric", expected=expected, actual="numbers without gradient", hint=EXACT_HINT)
     # The metric of an example depends on the outcomes of this example only, so the gradient of the sum contains the
     # gradient of every example.
     flat = [value for states in leaves for outcomes in states for value in outcomes.values()]

@@ -83,7 +83,8 @@ def build_edge_cells(
     if WORD not in axes:
         cells = np.arange(len(edges))
         by_cell = dict(enumerate(labels[EDGE]))
-        return PatchCells(at, axes, positions, labels, by_cell, edges=EdgeCells(structure, cells, edges))
+        named = frozenset() if names is None else frozenset(by_cell)
+        return PatchCells(at, axes, positions, labels, by_cell, edges=EdgeCells(structure, cells, edges), named=named)
     readers = [structure.reader_groups[r].target for r in table.readers[edges].tolist()]
     counts = [examples.model.ground.word_counts[spec.group.word_stack] if has_words(spec) else 1 for spec in readers]
     positions[WORD] = tuple(range(max(counts)))
@@ -99,7 +100,8 @@ def build_edge_cells(
         for cell, (k, i) in zip(cells, pairs, strict=True)
     }
     by_word = EdgeCells(structure, cells, edges[number], word)
-    return PatchCells(at, axes, positions, labels, names_by_cell, edges=by_word)
+    named = frozenset() if names is None else frozenset(names_by_cell)
+    return PatchCells(at, axes, positions, labels, names_by_cell, edges=by_word, named=named)
 
 
 def match_edges(structure: EdgeStructure, pattern: str) -> list[int]:
@@ -149,7 +151,7 @@ def parse_cells(
         at: The nodes, arrows, paths or edges that cells set.
         over: The axes along which cells are separate.
         find_edges: A function that returns the edges of the net; it is called only if an item of `at` can be an edge.
-        is_real: Whether `"arrows"` are those between nodes with real values.
+        is_real: Whether `"arrows"` are those between nodes with real values, which have gradients.
     """
     model = examples.model
     if isinstance(at, str) and not _is_keyword(model, at, ALL_ARROWS):
@@ -221,7 +223,7 @@ def _build_list_cells(
     """The cells of all items along one axis, `"cell"`; a cell of several items occurs once."""
     model, names = examples.model, dict[str, int]()
     sites, paths, parts = list[PatchSites](), list[NodePath](), dict[str, CellGrid]()
-    edges: list[EdgeCells] = []
+    edges, named = list[EdgeCells](), set[int]()
     edge_items = {item for item in items if _is_edge_item(model, item, find_edges)}
     structure = find_edges() if edge_items else None
     for item in items:
@@ -233,6 +235,7 @@ def _build_list_cells(
         parts[item] = cells.grid
         is_new = {cell: name not in names for cell, name in cells.names.items()}
         ids = {cell: names.setdefault(name, len(names)) for cell, name in cells.names.items()}
+        named |= {ids[cell] for cell in cells.named}
         table = np.full(max(ids) + 1, -1)
         table[list(ids)] = [ids[cell] if is_new[cell] else -1 for cell in ids]
         for part in cells.sites:
@@ -246,7 +249,8 @@ def _build_list_cells(
     positions = {"cell": tuple(range(len(names)))}
     remaining = tuple(part for part in sites if len(part.cells))
     by_cell = {cell: name for name, cell in names.items()}
-    return PatchCells(at, ("cell",), positions, labels, by_cell, remaining, tuple(paths), join_edge_cells(edges), parts)
+    sets = remaining, tuple(paths), join_edge_cells(edges)
+    return PatchCells(at, ("cell",), positions, labels, by_cell, *sets, parts, named=frozenset(named))
 
 
 def _is_edge_item(model: GroundModel, item: str, find_edges: Callable[[], EdgeStructure]) -> bool:
@@ -318,7 +322,8 @@ def _build_pattern_cells(model: GroundModel, named_patterns: Sequence[tuple[str,
         sites.append(PatchSites(group, cell, node))
     names = {cell: name for cell, (name, _) in enumerate(named_patterns)}
     positions, labels = {"cell": tuple(names)}, {"cell": tuple(names.values())}
-    return PatchCells("cells", ("cell",), positions, labels, names, tuple(sites), tuple(paths))
+    sets = tuple(sites), tuple(paths)
+    return PatchCells("cells", ("cell",), positions, labels, names, *sets, named=frozenset(names))
 
 
 def _parse_paths(model: GroundModel, text: str) -> list[tuple[int, ...]]:

@@ -18,7 +18,6 @@ from bnet_transformer._core.tensors import BoolArray, IntArray
 from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.errors import BNetError
 from bnet_transformer.graph.traversal import find_reachable, mark_nodes
 from bnet_transformer.inference.do_values import Change
 from bnet_transformer.interventions.cells import PatchSites, PathsToEnd, WordAlignment
@@ -484,9 +483,6 @@ class PatchedRun:
     def _create_perturbation(self, index: int) -> Tensor:
         """Zeros for every node of a group in every example, with respect to which the outcomes have a gradient."""
         network, spec = self.examples.model.network, self.specs[index]
-        if spec.tpm.kind == "discrete" or spec.tpm.is_index_valued:
-            expected, hint = "nodes with real values, for first_order=True", "Use first_order=False"
-            raise BNetError(f"at {spec.group.name}", expected=expected, actual="discrete nodes", hint=hint)
         plates = [
             network.graph.plate_sizes[plate] if plate in spec.group.plates else 1 for plate in network.graph.plate_sizes
         ]
@@ -495,11 +491,11 @@ class PatchedRun:
         return torch.zeros(shape, dtype=network.dtype, device=network.device, requires_grad=True)
 
     def get_base_values(self, group: int, patch: GroupPatch) -> Tensor:
-        """The base values of the nodes of a patch, `[k, example, *shape]`."""
-        return gather_nodes(self, group, self.base.values[group], patch.nodes)
+        """The base values, or attention, of the nodes of a patch, `[k, example, *shape]`."""
+        return self.gather(group, self.get_attention(group) if patch.is_attention else self.base.values[group], patch)
 
     def get_patch_values(self, group: int, patch: GroupPatch) -> Tensor:
-        """The values to which a patch sets its nodes in the base run, `[k, example, *shape]`."""
+        """The values, or the attention, to which a patch sets its nodes in the base run, `[k, example, *shape]`."""
         source = self._get_sources(group, patch)
         if patch.change is None:
             return source
@@ -507,9 +503,26 @@ class PatchedRun:
 
     def _get_sources(self, group: int, patch: GroupPatch) -> Tensor:
         """The values, or the constants of a change, of the nodes of a patch, `[k, 1 or N, *shape]`."""
-        if patch.is_per_node:
-            return patch.source.transpose(0, 1)
-        return gather_nodes(self, group, patch.source, patch.nodes)
+        return patch.source.transpose(0, 1) if patch.is_per_node else self.gather(group, patch.source, patch)
+
+    def get_difference(self, group: int, patch: GroupPatch) -> Tensor:
+        """The values to which a patch sets its nodes minus their base values, `[k, example, *shape]`."""
+        return (self.get_patch_values(group, patch) - self.get_base_values(group, patch)).detach()
+
+    def gather(self, group: int, values: Tensor, patch: GroupPatch) -> Tensor:
+        """Gather what a patch sets from the values, or the attention, of its group: `[k, 1 or N, *shape]`."""
+        if patch.read_words is None:
+            return gather_nodes(self, group, values, patch.nodes)
+        table = values.expand(len(values), *get_layout_shape(self.base, self.specs[group]), -1).movedim(0, -1)
+        return table[(*patch.nodes, patch.read_words)][..., None]
+
+    @torch.no_grad()
+    def get_attention(self, group: int) -> Tensor:
+        """The `P(j | i)` of a group in the base run, `[1 or N, *plates, word, word read]`; it is computed once."""
+        weights = self.base.attention_weights.get(group)
+        if weights is None:
+            weights = self.base.attention_weights[group] = compute_attention_weights(self.base, self.specs[group])[0]
+        return weights
 
     def compute_base_outcomes(self) -> dict[int, Tensor]:
         """The outcomes of the base run: `[1, example, *shape]` of each node."""

@@ -180,14 +180,14 @@ def find_shared_obstacle(sides: Sequence[PreparedExamples]) -> Obstacle | None:
 
 
 def find_obstacles(
-    sides: Sequence[PreparedExamples], cells: PatchCells, *, first_order: bool = False
+    sides: Sequence[PreparedExamples], cells: PatchCells, *, is_exact: bool = True
 ) -> tuple[dict[int, Obstacle], dict[int, Obstacle]]:
     """Find the cells that require a separate run, for one batch of examples.
 
     Args:
         sides: The base sentences, and the source sentences if there are any.
         cells: What each cell sets.
-        first_order: Whether no cell is run, so that only the nodes that cells set matter.
+        is_exact: Whether cells are run; of estimates only the nodes that cells set matter.
 
     Returns:
         Two mappings from cells to obstacles. The first has the obstacles to a shared run that provides the values of a
@@ -213,7 +213,7 @@ def find_obstacles(
         if set_nodes:  # rows with cut nodes cannot be read, or set, as one tensor
             name = ground.name(set_nodes[0])
             obstacles |= dict.fromkeys(sites.cells.tolist(), Obstacle(name, f"{name} is set by do"))
-    return obstacles, _find_update_obstacles(model, needed, cells, first_order=first_order)
+    return obstacles, _find_update_obstacles(model, needed, cells, is_exact=is_exact)
 
 
 def find_set_groups(model: GroundModel, cells: PatchCells) -> set[int]:
@@ -262,7 +262,7 @@ def find_run_obstacle(examples: Examples, groups: Collection[int]) -> Obstacle |
 
 
 def _find_update_obstacles(
-    model: GroundModel, needed: NeededPositions, cells: PatchCells, *, first_order: bool
+    model: GroundModel, needed: NeededPositions, cells: PatchCells, *, is_exact: bool
 ) -> dict[int, Obstacle]:
     """The obstacles to computing the changes of cells in one run, from the words that change in each group."""
     network = model.network
@@ -278,18 +278,20 @@ def _find_update_obstacles(
         return {}
     obstacles: dict[int, Obstacle] = {}
     for cell_ids, set_words in iter_patched_words(model, needed, cells):
-        changed = find_changed_positions(model, needed, set_words, len(cell_ids))
+        if is_exact:
+            changed = find_changed_positions(model, needed, set_words, len(cell_ids))
+        else:
+            masked = {index: table & needed.ancestor_words[index] for index, table in set_words.items()}
+            changed = {index: (np.zeros_like(table), table) for index, table in masked.items()}
         for index, spec in suspects.items():
             group, marked = spec.group, list[tuple[Obstacle, BoolArray]]()
             for selector in {selector for parent in spec.parents for _, selector in parent.pick}:
-                if selector in changed and not first_order:
+                if selector in changed:
                     name = network.graph.groups[selector].name
                     reason = f"the cell changes the selector {name} of {group.name}"
                     marked.append((Obstacle(name, reason), changed[selector][1]))
             if index in changed:
                 descends, updated = changed[index]
-                if first_order:
-                    descends, updated = np.zeros_like(descends), set_words.get(index, np.zeros_like(updated))
                 if index in attention_groups:  # the attention of its words is computed in each cell
                     descends = updated
                 if any(axis == WORD for parent in spec.parents for axis, _ in parent.pick):
@@ -325,3 +327,12 @@ def iter_patched_words(
                 table = tables.setdefault(index, np.zeros((len(cell_ids), words), dtype=np.bool_))
                 table[np.searchsorted(cell_ids, cell[inside]), node[inside] % words] = True
         yield cell_ids, tables
+
+
+def find_relevant_cells(model: GroundModel, needed: NeededPositions, cells: PatchCells) -> set[int]:
+    """The cells that set a node on which the metric depends."""
+    relevant = set[int]()
+    for cell_ids, set_words in iter_patched_words(model, needed, cells):
+        for index, table in set_words.items():
+            relevant.update(cell_ids[np.any(table & needed.ancestor_words[index], axis=-1)].tolist())
+    return relevant

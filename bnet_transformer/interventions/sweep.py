@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.checks import check_choice, check_int, check_seed
+from bnet_transformer._core.checks import check_choice, check_int, suggest_config_for_options
 from bnet_transformer._core.naming import WORD, split_path
 from bnet_transformer._core.process import translate_memory_errors
-from bnet_transformer._core.tensors import IntArray, enable_gradients
+from bnet_transformer._core.tensors import FloatArray, IntArray, enable_gradients
 from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError
@@ -34,7 +34,7 @@ from bnet_transformer.interventions.cells import (
 )
 from bnet_transformer.interventions.edge_attribution import estimate_cells
 from bnet_transformer.interventions.edges import EdgeStructure
-from bnet_transformer.interventions.engine import CellOutcomes, ExampleBatch, SweepOptions, run_cells
+from bnet_transformer.interventions.engine import CellOutcomes, ExampleBatch, SweepOptions, join_changes, run_cells
 from bnet_transformer.interventions.examples import (
     DEFAULT_MEMORY,
     Examples,
@@ -47,7 +47,8 @@ from bnet_transformer.interventions.examples import (
     parse_metric,
     split_metric,
 )
-from bnet_transformer.interventions.gradients import CONVENTIONS
+from bnet_transformer.interventions.gradients import HALF_BITS
+from bnet_transformer.interventions.methods import ACTIVATIONS, EXACT, EXACT_HINT, Gradient, resolve_method
 from bnet_transformer.interventions.parse_cells import build_structure, parse_cells
 from bnet_transformer.interventions.patched_run import (
     estimate_bytes,
@@ -55,7 +56,7 @@ from bnet_transformer.interventions.patched_run import (
     find_needed_positions,
     is_wordwise,
 )
-from bnet_transformer.interventions.routing import iter_patched_words
+from bnet_transformer.interventions.routing import find_relevant_cells, iter_patched_words
 from bnet_transformer.interventions.sweep_results import CellResult, EstimateCalibration, Mediation, Sweep
 from bnet_transformer.reference import GroundModel, locate_node
 
@@ -73,7 +74,7 @@ def plan_cells(batches: Sequence[ExampleBatch], cells: PatchCells, run: Callable
     """
     first, cell_ids, parts = batches[0], cells.cell_ids, list[Plan[R]]()
     shared_ids = cell_ids[~np.isin(cell_ids, list(first.obstacles))]
-    states, is_exact = len(first.choices.states), not first.options.first_order
+    states, gradient = len(first.choices.states), first.options.gradient
     num_runs = sum(len(batch.base) for batch in batches) * states
 
     def make_plan(count: int, algorithm: str, reason: str, **options: Any) -> Plan[R]:
@@ -83,11 +84,11 @@ def plan_cells(batches: Sequence[ExampleBatch], cells: PatchCells, run: Callable
     if len(shared_ids) or not first.obstacles:  # also for no cells
         reason = "all cells share one run, and only the values that a cell changes are computed again"
         options: dict[str, Any] = {"count_flops": partial(_count_flops, first, cells, shared_ids, num_runs)}
-        if not is_exact:
-            steps = first.options.steps
+        if gradient is not None:
+            steps = gradient.steps
             runs = f"{steps} interpolated runs" if steps else f"the {first.options.side_names[1]} run"
             reason, options = f"the gradient at {runs} estimates the effect of every cell", {}
-        parts.append(make_plan(len(shared_ids), "compiled", reason, is_exact=is_exact, **options))
+        parts.append(make_plan(len(shared_ids), "compiled", reason, is_exact=gradient is None, **options))
     shapes, needed = first.base.model.ground.shapes, first.needed.ancestor_words
     num_nodes = sum(int(words.sum()) * math.prod(shapes[i]) // len(words) for i, words in needed.items())
     for obstacle, count in Counter(first.obstacles.values()).items():
@@ -98,7 +99,7 @@ def plan_cells(batches: Sequence[ExampleBatch], cells: PatchCells, run: Callable
         return parts[0].with_warning()
     reason = "some cells require separate runs, for the reasons below"
     options = {"evaluations": sum(part.evaluations for part in parts), "node": parts[-1].node, "parts": tuple(parts)}
-    options |= {"count_flops": parts[0].count_flops, "is_exact": is_exact}
+    options |= {"count_flops": parts[0].count_flops, "is_exact": gradient is None}
     return make_plan(len(cell_ids), "sequential", reason, **options).with_warning()
 
 
@@ -145,8 +146,6 @@ class SweepRequest:
         cells: The cells.
         metric: The metric, of nodes of the base.
         options: How cells are computed.
-        check: The number of cells that are also run, to check estimates.
-        seed: The seed of the random choice of half of these cells.
         ablation: The values of an intervention without a source.
         change: The change of the values of nodes, whose constants are the values of the source or of `ablation`.
     """
@@ -157,8 +156,6 @@ class SweepRequest:
     cells: PatchCells
     metric: Metric
     options: SweepOptions
-    check: int = 0
-    seed: int = 0
     ablation: Ablation | None = field(default=None, repr=False)
     change: Change | None = field(default=None, repr=False)
 
@@ -179,15 +176,15 @@ class SweepRequest:
 
     def choose_cells(self, effects: Tensor) -> SweepRequest:
         """The exact sweep of `check` cells: those with the largest estimates, `[cell, example]`, and random others."""
-        cell_ids = self.cells.cell_ids
-        count = min(self.check, len(cell_ids))
+        cell_ids, gradient = self.cells.cell_ids, self.options.gradient
+        assert gradient is not None
+        count = min(gradient.check, len(cell_ids))
         sizes = effects[torch.from_numpy(cell_ids)].mean(-1).abs().numpy()
         largest = cell_ids[np.argsort(-sizes, kind="stable")[: count // 2]]
         remaining = np.setdiff1d(cell_ids, largest)
-        sampled = np.random.default_rng(self.seed).choice(remaining, count - len(largest), replace=False)
+        sampled = np.random.default_rng(gradient.seed).choice(remaining, count - len(largest), replace=False)
         chosen = np.sort(np.concatenate([largest, sampled]))
-        options = replace(self.options, first_order=False, steps=0)
-        return replace(self, cells=self.cells.select(chosen), options=options)
+        return replace(self, cells=self.cells.select(chosen), options=replace(self.options, gradient=None))
 
 
 def parse_request(
@@ -200,21 +197,12 @@ def parse_request(
     direction: str,
     words: object,
     memory: int,
-    first_order: bool = False,
-    steps: int = 0,
-    convention: str | None = None,
-    check: int = 0,
-    seed: int = 0,
+    method: object = EXACT,
 ) -> SweepRequest:
     """Validate the arguments of a sweep."""
     check_choice("direction", direction, DIRECTIONS)
-    check_choice("first_order", first_order, (True, False))
-    for name, number in (("steps", steps), ("check", check)):
-        if check_int(name, number, minimum=0) and not first_order:
-            raise BNetError(name, expected="0, or first_order=True, whose estimates it is about", actual=number)
-    is_noise = direction == "noise"
-    check_choice("convention", convention, (None, *CONVENTIONS))
-    options = SweepOptions(check_int("memory", memory), first_order, steps, is_noise, convention)
+    gradient, is_noise = resolve_method(method), direction == "noise"
+    options = SweepOptions(check_int("memory", memory), gradient, is_noise)
     source, base, intervention = _parse_sides(clean, corrupt, options, has_alignment=words is not None)
     change = as_change(intervention)
     alignment = parse_words(base.model, base.model if source is None else source.model, words)
@@ -223,28 +211,24 @@ def parse_request(
     def find_edges() -> EdgeStructure:
         return build_structure(base, source, parsed_metric.nodes)
 
-    cells = parse_cells(base, at, over, find_edges, is_real=first_order)
+    cells = parse_cells(base, at, over, find_edges, is_real=gradient is not None)
     cells = replace(cells, special=flag_special_positions(cells.positions, base))
     if source is not None and alignment.is_identity and not has_difference(source, base):
         actual = "clean and corrupt sentences with the same values at every cell"
         raise BNetError("corrupt", expected="a pair that differs", actual=actual)
-    if first_order:
-        _check_real_paths(base, cells)
+    if gradient is not None:
+        _check_gradient(gradient, base, cells)
     if source is None:
         ablation = _build_ablation(intervention, clean if is_noise else corrupt, base, cells, options)
-        if words is not None or steps:
+        if words is not None or (gradient is not None and gradient.steps):
             name = "steps" if words is None else "words"
             raise BNetError(
                 name, expected="sentences on both sides", actual="an ablation or a change, which has no other run"
             )
-        seed = check_seed(seed)
-        return SweepRequest(None, base, alignment, cells, parsed_metric, options, check, seed, ablation, change)
+        return SweepRequest(None, base, alignment, cells, parsed_metric, options, ablation, change)
     if not alignment.is_identity and any(sites.is_attention for sites in cells.sites):
         expected = "nodes, arrows or paths, because words= does not align the entries of rows of attention"
         raise BNetError("at", expected=expected, actual=at)
-    if convention is not None and (cells.edges is None or cells.sites or cells.paths or not (is_noise and steps)):
-        expected = 'None, or at="edges" with first_order=True, direction="noise" and steps='
-        raise BNetError("convention", expected=expected, actual=convention)
     if words is not None and cells.edges is not None:
         expected = "None, because an edge sets all words of its reader"
         raise BNetError("words", expected=expected, actual=words)
@@ -254,7 +238,7 @@ def parse_request(
         cells = replace(cells, aligned=align_labels(cells.positions, *runs))
     if change is not None:
         _check_change(change, base, cells)
-    return SweepRequest(source, base, alignment, cells, parsed_metric, options, check, check_seed(seed), change=change)
+    return SweepRequest(source, base, alignment, cells, parsed_metric, options, change=change)
 
 
 def _parse_sides(
@@ -295,13 +279,18 @@ def _check_change(change: Change, base: Examples, cells: PatchCells) -> None:
         change.check(ground.name(node), locate_node(base.model, node)[0])
 
 
-def _check_real_paths(base: Examples, cells: PatchCells) -> None:
-    """Raise an error for a path with a node that has no real value, and thus no gradient."""
-    specs = base.model.network.specs
-    for index in {base.model.ground.group_of(node).index for path in cells.paths for node in path.nodes}:
+def _check_gradient(gradient: Gradient, base: Examples, cells: PatchCells) -> None:
+    """Raise an error for nodes without real values, and thus without a gradient, and a rule that cells do not have."""
+    specs, nodes = base.model.network.specs, {node for path in cells.paths for node in path.nodes}
+    groups = {sites.group for sites in cells.sites} | {base.model.ground.group_of(node).index for node in nodes}
+    for index in sorted(groups):
         if is_index_valued(specs[index]):
-            expected, hint = "nodes with real values, for first_order=True", "Use first_order=False"
-            raise BNetError(f"at {specs[index].group.name}", expected=expected, actual="discrete nodes", hint=hint)
+            expected = "nodes with real values, for method=bt.Gradient()"
+            raise BNetError(
+                f"at {specs[index].group.name}", expected=expected, actual="discrete nodes", hint=EXACT_HINT
+            )
+    if gradient.rule == ACTIVATIONS and (cells.edges is None or groups):
+        raise BNetError("rule", expected='"activations" only for at="edges", whose writers it sets', actual=cells.at)
 
 
 def _build_ablation(
@@ -415,8 +404,10 @@ def join_examples(parts: Sequence[LengthPart], tables: Sequence[Tensor]) -> Tens
 
 ROUNDING_STEPS = 4  # effects below this number of rounding steps of the metric are rounding errors
 ADVISED_STEPS = 8  # enough to average gradients of which one is zero
+MAX_LISTED = 6  # names in a note
 
 
+@suggest_config_for_options(method=(Gradient,))
 @translate_memory_errors("sweep")
 @planned
 @enable_gradients()
@@ -429,11 +420,7 @@ def sweep(
     over: str | Sequence[str] | None = None,
     direction: Literal["denoise", "noise"] = "denoise",
     words: object = None,
-    first_order: bool = False,
-    steps: int = 0,
-    convention: Literal["eap-ig", "eap-ig-activations"] | None = None,
-    check: int = 0,
-    seed: int = 0,
+    method: Literal["exact"] | Gradient = "exact",
     memory: int = DEFAULT_MEMORY,
     progress: bool | None = None,
 ) -> Plan[Sweep]:
@@ -470,27 +457,19 @@ def sweep(
         words: The word of the other sentence from which each word takes its values, as a mapping or as pairs, such as
             `{3: 5, 4: 6}`, with words of the sentence that is patched as keys. Words that are not in it are not
             patched. The sentences may then differ in length, or be equal. For several stacks, a map for each stack.
-        first_order: Whether to estimate the effects from the gradient of the metric at the run that is patched, with
-            one backward pass and without running a cell (attribution patching; with `direction="noise"` as in EAP).
-        steps: The number of runs over which the gradient of `first_order` is averaged (integrated gradients), by the
-            midpoint rule between the patched and the other run; 0 for the gradient at the patched run. The inputs, or
-            the embeddings of tokens, are interpolated.
-        convention: For `at="edges"` with `direction="noise"` and `steps`, the points at which the package EAP-IG
-            (Hanna, Pezzelle and Belinkov 2024) averages gradients: `"eap-ig"`, a left Riemann sum over interpolated
-            inputs, or `"eap-ig-activations"`, one group of writers after the other.
-        check: The number of cells that are also run, to check the estimates of `first_order`: half of them those with
-            the largest estimates, the others drawn at random.
-        seed: The seed of this draw.
+        method: `"exact"` runs every cell. `bt.Gradient(...)` estimates the effects from gradients, without running a
+            cell (attribution patching, integrated gradients, EAP, EAP-IG).
         memory: The approximate number of bytes that are used at once.
         progress: Whether to show a progress bar; by default only in a terminal.
 
     Returns:
         The result; `result.outcomes` is the metric with each cell patched, `[*axes, example]`, and `result.clean` and
-        `result.corrupt` are the metric of the unpatched runs; `result.notes` states if no cell changes the metric.
+        `result.corrupt` are the metric of the unpatched runs; `result.silent` names the cells that change no value, and
+        `result.notes` states if no cell changes the metric.
 
     Raises:
         BNetError: The sentences do not match or do not differ, a cell has no values, the metric returns no number, or
-            with `first_order` its gradient is zero up to rounding, as that of a divergence from the patched run.
+            with `bt.Gradient` its gradient is zero up to rounding, as that of a divergence from the patched run.
 
     >>> import bnet_transformer as bt
     >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"])
@@ -500,11 +479,8 @@ def sweep(
     (('slice', 'word'), torch.Size([3, 3]), 0.0)
     """
     check_choice("progress", progress, (True, False, None))
-    options: dict[str, Any] = {"first_order": first_order, "steps": steps, "convention": convention}
-    options |= {"check": check, "seed": seed}
-    parts = parse_requests(
-        clean, corrupt, at=at, metric=metric, over=over, direction=direction, words=words, memory=memory, **options
-    )
+    options: dict[str, Any] = {"direction": direction, "words": words, "memory": memory, "method": method}
+    parts = parse_requests(clean, corrupt, at=at, metric=metric, over=over, **options)
     longest = max(parts, key=lambda part: len(part.request.base.model.ground))
     plan = _plan_part(longest, progress)
 
@@ -513,10 +489,11 @@ def sweep(
         results = [(plan if part is longest else _plan_part(part, progress)).run() for part in parts]
         result = _join_parts(parts, results)
         effects = result.values - result.base
-        request = parts[0].request
-        notes, is_noise = _explain_zeros(request, result), request.options.is_noise
+        request, silent = parts[0].request, _find_silent_cells(parts, result.changes)
+        gradient, is_noise = request.options.gradient, request.options.is_noise
+        notes = *_explain_zeros(request, result), *_describe_named_cells(parts, silent)
         clean_run, corrupt_run = (result.base, result.source) if is_noise else (result.source, result.base)
-        calibration = _calibrate(parts, effects, progress) if check else None
+        calibration = None if gradient is None or not gradient.check else _calibrate(parts, effects, progress)
         return Sweep(
             **request.cells.to_result_fields(),
             clean=clean_run,
@@ -525,26 +502,53 @@ def sweep(
             direction=direction,
             metric=describe_metric(metric),
             digests=_digest_sentences(parts),
-            first_order=first_order,
-            steps=steps,
+            method=gradient or EXACT,
             calibration=calibration,
             notes=notes,
+            silent=tuple(request.cells.names[cell] for cell in silent),
         )
 
     return plan.with_run(compute)
 
 
+def _find_silent_cells(parts: Sequence[LengthPart], changes: FloatArray) -> list[int]:
+    """The cells that change no value by more than its rounding error, in any example.
+
+    In half precision the rounding error of a value may be as large as its change, so that only equal values count.
+    """
+    request = parts[0].request
+    precision = torch.finfo(request.base.model.network.dtype)
+    bound = ROUNDING_STEPS * precision.eps if precision.bits > HALF_BITS else 0.0
+    return [cell for cell in request.cells.names if changes[cell] <= bound]
+
+
+def _describe_named_cells(parts: Sequence[LengthPart], silent: Sequence[int]) -> list[str]:
+    """The notes on cells of names and patterns that have no effect by construction."""
+    names, relevant = parts[0].request.cells.names, set[int]()
+    named = parts[0].request.cells.named & names.keys()
+    for request in (part.request for part in parts) if named else ():
+        needed = find_needed_positions(request.base.model, request.metric.nodes)
+        relevant |= find_relevant_cells(request.base.model, needed, request.cells)
+    notes = {"no value changes in": named.intersection(silent), "the metric depends on no node of": named - relevant}
+    texts = []
+    for note, cells in notes.items():
+        listed = [names[cell] for cell in sorted(cells)]
+        shown = [*listed[:MAX_LISTED], *(["..."] if len(listed) > MAX_LISTED else [])]
+        texts += [f"{note} {len(cells)} of {len(named)} named cells: {', '.join(shown)}"] if cells else []
+    return texts
+
+
 def _explain_zeros(request: SweepRequest, result: CellOutcomes) -> tuple[str, ...]:
     """The notes on effects and gradients of zero; an error if they contradict the difference of the two runs."""
-    options, stationary = request.options, int(result.is_stationary.sum())
+    options, gradient, stationary = request.options, request.options.gradient, int(result.is_stationary.sum())
     has_difference = result.source is None or not torch.equal(result.source, result.base)
-    if stationary == len(result.base) and has_difference:
-        runs = "every interpolated run" if options.steps else f"the {options.side_names[1]} run"
-        expected = f"a metric whose gradient is not zero at {runs}, for first_order=True"
+    if gradient is not None and stationary == len(result.base) and has_difference:
+        runs = "every interpolated run" if gradient.steps else f"the {options.side_names[1]} run"
+        expected = f"a metric whose gradient is not zero at {runs}, for method=bt.Gradient()"
         actual = "a gradient of zero, as of a divergence at its minimum or of a metric that is piecewise constant"
-        has_more_steps = options.steps < ADVISED_STEPS and request.source is not None
-        advice = f"steps={ADVISED_STEPS}, " if has_more_steps else ""
-        hint = f"Use {advice}the log probability of a state as the metric, or first_order=False"
+        has_more_steps = gradient.steps < ADVISED_STEPS and request.source is not None
+        advice = f"bt.Gradient(steps={ADVISED_STEPS}), " if has_more_steps else ""
+        hint = f'Use {advice}the log probability of a state as the metric, or method="exact"'
         raise BNetError("metric", expected=expected, actual=actual, hint=hint)
     notes = []
     if stationary:
@@ -554,7 +558,7 @@ def _explain_zeros(request: SweepRequest, result: CellOutcomes) -> tuple[str, ..
     precision = torch.finfo(torch.promote_types(request.base.model.network.dtype, torch.float32))
     is_unchanged = torch.isclose(result.values, result.base, rtol=ROUNDING_STEPS * precision.eps, atol=0)
     if bool((is_unchanged | result.values.isnan()).all()):  # NaN: no cell
-        order = ", to first order" if options.first_order else ""
+        order = ", to first order" if gradient is not None else ""
         notes.append(f"no cell changes the metric by more than its rounding error{order}")
     return tuple(notes)
 
@@ -574,7 +578,7 @@ def _digest_sentences(parts: Sequence[LengthPart]) -> tuple[str, ...]:
 def _plan_part(part: LengthPart, progress: bool | None) -> Plan[CellOutcomes]:
     """The plan of the outcomes of the cells, and of the source and the base run, of the examples of one length."""
     request = part.request
-    batches, compute = request.build_batches(), estimate_cells if request.options.first_order else run_cells
+    batches, compute = request.build_batches(), run_cells if request.options.gradient is None else estimate_cells
 
     def run() -> CellOutcomes:
         outcomes = compute(batches, request.metric, request.cells, progress)
@@ -593,6 +597,7 @@ def _join_parts(parts: Sequence[LengthPart], results: Sequence[CellOutcomes]) ->
         join_examples(parts, sources) if len(sources) == len(parts) else None,
         join_examples(parts, [result.base for result in results]),
         join_examples(parts, [result.is_stationary for result in results]),
+        join_changes(results),
     )
 
 

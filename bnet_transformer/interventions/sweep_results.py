@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -14,11 +14,12 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_fraction, check_int, check_seed
 from bnet_transformer._core.naming import WORD, count_word_from_start, split_path
-from bnet_transformer._core.results import Result
+from bnet_transformer._core.results import Fields, Result
 from bnet_transformer._core.stats import EffectTable, SentenceValues, bootstrap_interval
 from bnet_transformer._core.tensors import rank_by_size, to_numpy
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.interventions.examples import explain_unchecked_metric
+from bnet_transformer.interventions.methods import EXACT, Gradient
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +34,7 @@ RELATIVE_ZERO = 1e-9  # effects that are smaller, relative to the largest, have 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class EstimateCalibration(Result):
-    """Estimated and exact effects of some cells, the result of `bt.sweep(..., first_order=True, check=n)`.
+    """Estimated and exact effects of some cells, the result of `method=bt.Gradient(check=n)`.
 
     Half of the cells are those with the largest estimates, the others are drawn at random.
 
@@ -95,8 +96,9 @@ class EstimateCalibration(Result):
         estimates, exact = self._means
         return {"name": self.names, "estimate": estimates, "exact": exact, "error": estimates - exact}
 
-    def format_line(self) -> str:
-        """The numbers as one line of text."""
+    @property
+    def caption(self) -> str:
+        """The numbers that compare the effects, in one line."""
         terms = {"correlation": self.correlation, "slope": self.slope}
         numbers = [f"{name} {value:.3f}" for name, value in terms.items() if value is not None]
         numbers += [f"largest error {self.largest_error:.2g}", f"signs agree {self.sign_agreement:.0%}"]
@@ -104,12 +106,7 @@ class EstimateCalibration(Result):
         return f"checked {count:,} cell{'s' * (count != 1)}: {', '.join(numbers)}"
 
     def __repr__(self) -> str:
-        return f"EstimateCalibration({self.format_line()})"
-
-    @property
-    def caption(self) -> str:
-        """The numbers that compare the effects, in one line."""
-        return self.format_line()
+        return f"EstimateCalibration({self.caption})"
 
     def _get_shown_rows(self) -> list[int]:
         return rank_by_size(self._means[1])
@@ -157,6 +154,7 @@ class CellResult(EffectTable):
         digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
             run; empty if they are unknown.
         notes: What to consider, such as that no cell changes the metric.
+        silent: The names of the cells that change no value, up to rounding, in any example.
     """
 
     _ranked: ClassVar[str]  # the column by which cells are ranked
@@ -179,6 +177,7 @@ class CellResult(EffectTable):
     special: Mapping[str, tuple[bool, ...]] = field(default_factory=dict, kw_only=True)
     digests: tuple[str, ...] = field(default=(), kw_only=True)
     notes: tuple[str, ...] = field(default=(), kw_only=True)
+    silent: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def base(self) -> Tensor:
@@ -231,7 +230,13 @@ class CellResult(EffectTable):
             outcomes[name] = table.new_full((*shape, table.shape[-1]), torch.nan)
             for index, cell in grid.names.items():
                 outcomes[name][index] = table[self.index_of(cell)]
-        return replace(self, **vars(grid), **outcomes, parts={})
+        return self._restrict(**vars(grid), **outcomes)
+
+    def _restrict(self, *, names: Mapping[tuple[int, ...], str], **changes: Any) -> Self:
+        """The result of the cells with these names."""
+        remaining = {*names.values()}
+        silent = tuple(name for name in self.silent if name in remaining)
+        return replace(self, names=names, silent=silent, parts={}, **changes)
 
     @property
     def _outcome_names(self) -> list[str]:
@@ -294,7 +299,7 @@ class CellResult(EffectTable):
         labels = {axis: self.labels[axis] for axis in axes if axis in self.labels}
         remaining = {axis: self.positions[axis] for axis in axes if axis in self.positions}
         outcomes = {name: getattr(self, name)[tuple(index)] for name in self._outcome_names}
-        return replace(self, axes=axes, labels=labels, positions=remaining, names=names, parts={}, **outcomes)
+        return self._restrict(axes=axes, labels=labels, positions=remaining, names=names, **outcomes)
 
     def positions_along(self, axis: str) -> tuple[int, ...]:
         """The numbers of the slices, heads or words along an axis.
@@ -351,7 +356,7 @@ class CellResult(EffectTable):
             columns["part"] = [part for part in tables for _ in cells["name"]]
         settings = {"at": self.at, "axes": self.axes, "direction": self.direction, "metric": self.metric}
         notes = explain_unchecked_metric(self.metric)
-        notes += ("one result has estimates to first order",) if getattr(self, "first_order", False) else ()
+        notes += ("one result has estimates to first order",) if getattr(self, "method", EXACT) != EXACT else ()
         options: Any = {"settings": settings, "notes": notes, "digests": self.digests}
         values = np.concatenate([self._get_cell_values(effects) for effects in tables.values()])
         return SentenceValues("effect", tuple(names), columns, values, **options)
@@ -433,20 +438,20 @@ class Sweep(CellResult):
         special: For each word along the axes of words, whether it is a special token; empty if this is unknown.
         digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
             run; empty if they are unknown.
-        notes: What to consider: that no cell changes the metric, or that some examples have a gradient of zero.
+        notes: What to consider: that no cell changes the metric, that some examples have a gradient of zero, or that a
+            cell that `at` names changes no value, or no node on which the metric depends.
+        silent: The names of the cells that change no value, up to rounding, in any example.
         outcomes: The metric with each cell patched, `[*axes, example]`; NaN at positions without a cell, such as an
             arrow that the mask excludes.
-        first_order: Whether the outcomes are first-order estimates, without a run of any cell.
-        steps: The number of interpolated runs over which the gradient is averaged; 0 for the gradient at the base run.
-        calibration: Estimated and exact effects of some cells, with `check=`; else None.
+        method: `"exact"`, or the `bt.Gradient` by which the outcomes are estimated, without a run of any cell.
+        calibration: Estimated and exact effects of some cells, with `bt.Gradient(check=n)`; else None.
     """
 
     _ranked = "effect"
     _shapes = CellResult._shapes + "; outcomes: float64 *axes example"
 
     outcomes: Tensor
-    first_order: bool = False
-    steps: int = 0
+    method: Literal["exact"] | Gradient = EXACT
     calibration: EstimateCalibration | None = None
 
     @property
@@ -553,7 +558,7 @@ class Sweep(CellResult):
 
     def _format_notes(self) -> str:
         """The calibration and the notes, as text after semicolons."""
-        check = "" if self.calibration is None else f"; {self.calibration.format_line()}"
+        check = "" if self.calibration is None else f"; {self.calibration.caption}"
         return check + super()._format_notes()
 
     def format_order(self) -> str:
@@ -565,16 +570,20 @@ class Sweep(CellResult):
         >>> import bnet_transformer as bt
         >>> net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog", "sat"])
         >>> clean, corrupt = net.sentence("the cat sat"), net.sentence("the dog sat")
-        >>> found = bt.sweep(clean, corrupt, at="a", metric={"y_2": ("cat", "dog")}, first_order=True, steps=8)
-        >>> found.format_order()
+        >>> method = bt.Gradient(steps=8)
+        >>> bt.sweep(clean, corrupt, at="a", metric={"y_2": ("cat", "dog")}, method=method).format_order()
         ', to first order over 8 steps'
         """
-        order = ", to first order" if self.first_order else ""
-        return order + (f" over {self.steps} steps" if self.steps else "")
+        return "" if isinstance(self.method, str) else f", {self.method.describe()}"
 
     def _format_method(self) -> str:
         """The direction and the order of the effects, as text after a comma; empty for an exact sweep by denoising."""
         return (", corrupt into clean" if self.direction == "noise" else "") + self.format_order()
+
+    @classmethod
+    def _upgrade_fields(cls, fields: Fields) -> Fields:
+        steps = fields.pop("steps", 0)  # version 0.1 has these two fields instead of the method
+        return {"method": Gradient(steps=steps), **fields} if fields.pop("first_order", False) else fields
 
     @property
     def caption(self) -> str:
@@ -583,7 +592,8 @@ class Sweep(CellResult):
         means = [f"{name} {float(run.mean()):.3g}" for name, run in runs.items() if run is not None]
         means = means if len(means) == 2 else ["an ablation", *means]
         text = f"{self.at}: {self._format_shape()}{self._format_method()}; {', '.join(means)}"
-        return text if self.calibration is None else f"{text}; {self.calibration.format_line()}"
+        text += f"; {len(self.silent):,} change no value" if self.silent else ""
+        return text if self.calibration is None else f"{text}; {self.calibration.caption}"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -611,6 +621,7 @@ class Mediation(CellResult):
         digests: A digest of the words of each pair, or of each corrupt sentence if an ablation replaces the clean
             run; empty if they are unknown.
         notes: What to consider: that no cell changes the metric, in both directions.
+        silent: The names of the cells whose values are equal in both runs, up to rounding.
         indirect_outcomes: The metric of the corrupt run with the clean M, `[*axes, example]`.
         direct_outcomes: The metric of the clean run with the corrupt M, `[*axes, example]`.
     """

@@ -170,7 +170,7 @@ def plot_estimate_calibration(result: EstimateCalibration, canvas: Canvas) -> No
     ax.set_ylim(*ends)
     canvas.set_axis_labels(ax, "estimated effect", "exact effect")
     canvas.set_title(f"Estimated and exact effects of {len(frame):,} cells")
-    canvas.add_note(f"{result.format_line().partition(': ')[2].capitalize()}.")
+    canvas.add_note(f"{result.caption.partition(': ')[2].capitalize()}.")
 
 
 MIN_PANEL_WIDTH = 1.9  # inches of a panel with axes
