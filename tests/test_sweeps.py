@@ -293,6 +293,8 @@ def test_a_change_of_a_rounding_step_is_silent():
         for method in ("exact", bt.Gradient()):
             result = bt.sweep(moved, corrupt, at=["x_1_1"], metric={"y_2": 1}, method=method)
             assert result.silent == silent and any("no value" in note for note in result.notes) == bool(silent)
+    identity = bt.sweep(lambda v: (v / 3) * 3, corrupt, at=["x_1_1", "x_1_2 -> q_1_0_2"], metric={"y_2": 1})
+    assert identity.silent == ("x_1_1", "x_1_2 -> q_1_0_2") and len(identity.notes) == 2
 
 
 EXAMPLES = {

@@ -287,6 +287,26 @@ def test_interpolation_of_several_examples_with_set_nodes_and_aligned_words():
     close(mean.effects, weights[0] * states[0].effects + weights[1] * states[1].effects)
 
 
+@pytest.mark.parametrize("at", ["x", "a", "v -> a", "v -> a -> mix", "edges", ["x_1_2", "q_*_*_2 -> a_*_*_2"]])
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+def test_the_estimate_is_the_derivative_with_respect_to_the_strength(at, direction):
+    """Of what a value becomes: a function, with the strength s between the value v and f(v), and zeros."""
+    net = bt.decoder(dim=8, heads=2, slices=2, vocabulary=["the", "cat", "dog", "sat"], norm="pre").to(D)
+    s, strength = net.sentence("the cat sat dog"), 1e-5
+    query = {"at": at, "metric": {"y_3": ("cat", "dog")}, "direction": direction}
+
+    def run(intervention, **options):
+        sides = (intervention, s) if direction == "denoise" else (s, intervention)
+        return bt.sweep(*sides, **query, **options).effects
+
+    for function in (torch.tanh, torch.zeros_like):
+        exact = run(lambda v, f=function: v + strength * (f(v) - v)) / strength
+        estimates = run(function, method=bt.Gradient())
+        torch.testing.assert_close(estimates, exact, rtol=1e-3, atol=1e-6, equal_nan=True)
+        assert estimates.nan_to_num().abs().max() > 1e-3
+    close(run(Zero(), method=bt.Gradient()).nan_to_num(), estimates.nan_to_num())
+
+
 @pytest.mark.parametrize("rule", ["midpoint", "left", "activations"])
 def test_both_directions_average_the_gradient_over_the_same_runs(rule):
     """All rules go from the corrupt to the clean run, so only the sign of the differences depends on the direction."""
