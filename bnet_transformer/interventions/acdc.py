@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,15 +17,23 @@ from bnet_transformer._core.process import check_cancelled
 from bnet_transformer._core.tensors import IntArray
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
+from bnet_transformer.inference.do_values import Mean, Noise, Shift, Zero
 from bnet_transformer.interventions.circuit_runs import (
+    NODES,
     CircuitRuns,
+    NodeAblation,
     build_arrow_runs,
-    check_ancestors_fixed,
-    find_circuit_arrows,
     parse_edge_axes,
 )
 from bnet_transformer.interventions.edges import EDGES
-from bnet_transformer.interventions.examples import Examples, has_example_data, parse_example_pair, parse_metric
+from bnet_transformer.interventions.examples import (
+    Examples,
+    get_sentence_state,
+    has_example_data,
+    parse_example_pair,
+    parse_examples,
+    parse_metric,
+)
 from bnet_transformer.reference import check_discrete_node
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -42,7 +51,7 @@ class CircuitPairs:
 
     Args:
         clean: The clean examples.
-        corrupt: The corrupt examples.
+        corrupt: The corrupt examples, or the ablation of nodes whose arrows are left out.
         metric: The metric, as the user passed it.
         over: The axes along which arrows are separate edges; `("edges",)` for edges from writers to readers.
         candidates: The arrows that may be removed, as the user passed them.
@@ -51,7 +60,7 @@ class CircuitPairs:
     """
 
     clean: Examples = field(repr=False)
-    corrupt: Examples = field(repr=False)
+    corrupt: Any = field(repr=False)
     metric: object = field(repr=False)
     over: tuple[str, ...]
     candidates: object
@@ -70,13 +79,14 @@ class CircuitPairs:
         memory: object,
     ) -> CircuitPairs:
         """Validate the sentences and the options."""
-        check_choice("at", at, (ARROWS, EDGES))
-        pairs = parse_example_pair(clean, corrupt)
+        check_choice("at", at, (ARROWS, EDGES, NODES))
+        pairs = _parse_sides(clean, corrupt)
         for name, value in (("over", over), ("candidates", candidates)):
             if at == EDGES and value is not None:
                 expected = 'None for at="edges": an edge joins all words and paths from a writer to a reader'
                 raise BNetError(name, expected=expected, actual=value)
         axes = (EDGES,) if at == EDGES else parse_edge_axes(pairs[0].model.ground, over)
+        axes = (NODES, *axes) if at == NODES else axes
         return cls(*pairs, metric, axes, candidates, check_int("memory", memory))
 
     def __len__(self) -> int:
@@ -84,7 +94,7 @@ class CircuitPairs:
 
     def with_sentences(self, clean: object, corrupt: object, metric: object) -> CircuitPairs:
         """The same edges on other sentences of the net, without held-out ones."""
-        pairs = parse_example_pair(clean, corrupt)
+        pairs = _parse_sides(clean, corrupt)
         if not is_same_network(pairs[0].model.network, self.clean.model.network):
             raise BNetError("clean", expected="sentences of the net of the circuit", actual="sentences of another net")
         if metric is None and has_example_data(self.metric):
@@ -112,14 +122,27 @@ class CircuitPairs:
         if self.over == (EDGES,):
             from bnet_transformer.interventions.edge_runs import build_runner
 
-            return build_runner(self.clean, self.corrupt, self.metric, self.memory)
+            return build_runner(self.clean, self._other_side, self.metric, self.memory)
         metric = parse_metric(self.clean, self.metric)
-        for examples in (self.clean, self.corrupt):
-            check_ancestors_fixed(examples, metric.nodes)
-        arrows = find_circuit_arrows(self.clean, self.corrupt, metric.nodes, self.over, self.candidates)
-        if not arrows.edge_names:
-            raise BNetError(f"corrupt: {_explain_missing_edges(arrows.incoming)}")
-        return build_arrow_runs(self.clean, self.corrupt, arrows, metric, self.memory)
+        return build_arrow_runs(self.clean, self._other_side, metric, self.over, self.candidates, self.memory)
+
+    @property
+    def partners(self) -> Examples | None:
+        """The corrupt sentences; None for an ablation."""
+        return self.corrupt if isinstance(self.corrupt, Examples) else None
+
+    @property
+    def _other_side(self) -> Examples | NodeAblation:
+        """The corrupt sentences, or the ablation of the clean ones."""
+        return self.partners or NodeAblation(self.corrupt, self.clean, self.memory)
+
+
+def _parse_sides(clean: object, corrupt: object) -> tuple[Examples, Any]:
+    """The clean sentences, and the corrupt ones or the ablation."""
+    is_function = callable(corrupt) and get_sentence_state(corrupt) is None
+    if isinstance(corrupt, Zero | Mean | Noise | Shift) or is_function:
+        return parse_examples("clean", clean), corrupt
+    return parse_example_pair(clean, corrupt)
 
 
 def is_same_network(first: Network, second: Network) -> bool:
@@ -155,13 +178,6 @@ def build_divergence_runs(pairs: CircuitPairs, readout: object) -> CircuitRuns:
     return replace(pairs, metric=diverge).build_runs()
 
 
-def _explain_missing_edges(incoming: object) -> str:
-    """The reason why no edge can be removed."""
-    if incoming:
-        return "none of the candidates transmits a difference between clean and corrupt to the metric"
-    return "the clean and the corrupt sentence do not differ in any ancestor of the metric"
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # The circuit search: remove edges one by one as long as the metric changes little (ACDC, Conmy et al. 2023).
 #
@@ -174,6 +190,7 @@ MAX_BATCH_SIZE = 512  # masks in one call; the runs divide them further by their
 MAX_MASK_BYTES = 2**26  # of all masks in one call
 TIE_DECIMALS = 9  # effects that agree to this number of decimals are ties, tested in the order of the graph
 DIRECTIONS = ("noise", "denoise", "both")
+DEFAULT_THRESHOLD = "1%"  # of the total effect
 
 
 @dataclass(frozen=True)
@@ -233,7 +250,7 @@ def search_circuit(
         The effects and the retained edges.
     """
     check_choice("direction", direction, DIRECTIONS)
-    searches = [runs] * (direction != "denoise") + [runs.swap()] * (direction != "noise")
+    searches = [*([runs] if direction != "denoise" else []), *([runs.swap()] if direction != "noise" else [])]
     hide = None if progress is None else not progress
     with tqdm(total=len(searches) * len(runs.edge_names), disable=hide, unit="edge", leave=False) as bar:
         results = [search_edges(item, examples, threshold, bar.update) for item in searches]

@@ -27,6 +27,7 @@ from bnet_transformer.declare.network import as_network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.acdc import (
     ARROWS,
+    DEFAULT_THRESHOLD,
     DIRECTIONS,
     MAX_BATCH_SIZE,
     CircuitPairs,
@@ -602,7 +603,7 @@ class Circuit(ComparableResult):
         import networkx as nx
 
         clean, ground = self.pairs.clean, self.pairs.clean.model.ground
-        structure = build_structure(clean, self.pairs.corrupt, parse_metric(clean, self.pairs.metric).nodes)
+        structure = build_structure(clean, self.pairs.partners, parse_metric(clean, self.pairs.metric).nodes)
         graph = nx.DiGraph()
         arrows = iter_chain_arrows(structure, ground, set(self.arrows))
         graph.add_edges_from((ground.name(source), ground.name(target)) for source, target in arrows)
@@ -711,7 +712,7 @@ class Circuit(ComparableResult):
         metric = describe_metric(part.pairs.metric)
         notes += explain_unchecked_metric(metric)
         settings = {"over": self.over, "metric": metric}
-        digests = part.pairs.clean.digest_pairs(part.pairs.corrupt)
+        digests = part.pairs.clean.digest_pairs(part.pairs.partners)
         if len(digests) > len(clean):  # the pairs contain those of the other part
             digests = tuple(digests[k] for k in (part.pairs.in_sample if part is self else part.pairs.held_out))
         return SentenceValues("circuit", tuple(rows), {}, values, scale, settings, tuple(filter(None, notes)), digests)
@@ -886,10 +887,13 @@ def circuit(
     """
     check_choice("direction", direction, DIRECTIONS)
     check_choice("progress", progress, (True, False, None))
-    if (threshold is None) == (edges is None):
+    if threshold is not None and edges is not None:
         expected = "threshold= for a search, or edges= for a circuit without a search"
-        raise BNetError("circuit", expected=expected, actual="none of them" if edges is None else "both of them")
+        raise BNetError("circuit", expected=expected, actual="both of them")
     pairs = CircuitPairs.parse(clean, corrupt, metric, at, over, candidates, memory)
+    if pairs.partners is None and direction != DIRECTIONS[0]:
+        expected = f"{DIRECTIONS[0]!r}, because an ablation has no corrupt run in which edges are restored"
+        raise BNetError("direction", expected=expected, actual=direction)
     is_given = isinstance(held_out, tuple) and len(held_out) in (2, 3)
     other_pairs = pairs.with_sentences(*(*held_out, None)[:3]) if is_given else None  # type: ignore[misc]
     if edges is not None:
@@ -903,6 +907,7 @@ def circuit(
         pairs = pairs.hold_out(0.0 if other_pairs else _parse_share(held_out), check_seed(seed))
         runs = pairs.build_runs()
         sample = pairs.in_sample
+        threshold = DEFAULT_THRESHOLD if threshold is None else threshold
         level = parse_threshold(threshold, runs.evaluate_clean()[sample], runs.evaluate_corrupt()[sample])
         search = search_circuit(runs, sample, level, direction, progress)
         names = tuple(runs.edge_names[edge] for edge in search.retained)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -17,13 +18,24 @@ from bnet_transformer._core.checks import check_choice, check_sequence
 from bnet_transformer._core.naming import SLICE, WORD, format_label, join_path, match_names, split_path
 from bnet_transformer._core.tensors import BoolArray, IntArray
 from bnet_transformer.compiler.evaluate import evaluate_tpm
-from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents, lay_out_value
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeGroup, ancestors, count_from_start, descendants
 from bnet_transformer.graph.template_graph import EdgeTemplate
-from bnet_transformer.interventions.cells import find_merged_plates
-from bnet_transformer.interventions.examples import Examples, Metric
+from bnet_transformer.inference.do_values import (
+    Mean,
+    Noise,
+    Shift,
+    check_has_words,
+    is_relative,
+    resolve_value,
+    sample_noise,
+)
+from bnet_transformer.interventions.ablation import compute_means
+from bnet_transformer.interventions.cells import find_merged_plates, is_index_valued
+from bnet_transformer.interventions.edges import find_word_dependent
+from bnet_transformer.interventions.examples import Examples, Metric, Overrides
 from bnet_transformer.interventions.patched_run import (
     CELL_AXIS,
     get_layout_shape,
@@ -41,6 +53,7 @@ from bnet_transformer.tpm import Attention, Bilinear, Dot, EvalContext
 
 
 INPUT, OUTCOME, BETWEEN = "differs", "outcome", "between"  # the part of a node in a circuit
+NODES = "nodes"  # the first entry of `over` if edges are nodes: all arrows from a node are one edge
 
 
 @dataclass(frozen=True)
@@ -204,10 +217,12 @@ class CircuitArrows:
         outcome_nodes: Ground ids of the nodes that the metric reads.
         incoming: The arrows into each node group.
         edge_names: The name of each edge, by its id.
-        edges_by_group: The ids of the edges into each node group.
-        differing_nodes: The mask of the first nodes that differ between the two runs, `[node]`.
+        edges_by_group: The ids of the edges into each node group; of nodes as edges, those of the group.
+        first_nodes: The mask of the first nodes that differ between the two runs, `[node]`.
+        differing_nodes: The mask of the nodes that differ without a difference of their parents, `[node]`: the first
+            nodes, or all nodes that are ablated.
         num_idle: The number of arrows between ancestors of the outcomes that transmit no difference.
-        over: The axes along which arrows are separate edges.
+        over: The axes along which arrows are separate edges; after `NODES`, those along which nodes are.
     """
 
     ground: GroundGraph
@@ -215,31 +230,39 @@ class CircuitArrows:
     incoming: dict[int, IncomingArrows]
     edge_names: tuple[str, ...]
     edges_by_group: Mapping[int, tuple[int, ...]] = field(repr=False)
+    first_nodes: BoolArray = field(repr=False)
     differing_nodes: BoolArray = field(repr=False)
     num_idle: int = 0
     over: tuple[str, ...] = ()
 
 
 def find_circuit_arrows(
-    clean: Examples, corrupt: Examples, outcome_nodes: Sequence[int], over: tuple[str, ...], candidates: object
+    clean: Examples, corrupt: Examples | None, outcome_nodes: Sequence[int], over: tuple[str, ...], candidates: object
 ) -> CircuitArrows:
-    """Find the active arrows between two runs, and join them into edges.
+    """Find the active arrows, and join them into edges: all arrows from a node, if `over` begins with `NODES`.
 
     Args:
         clean: The clean examples.
-        corrupt: The corrupt examples.
+        corrupt: The corrupt examples; None if the nodes from which candidates start are ablated.
         outcome_nodes: Ground ids of the nodes that the metric reads.
         over: The axes along which arrows are separate edges.
-        candidates: The arrows that may be removed, such as `"v -> a"`; None for all.
+        candidates: The arrows that may be removed, such as `"v -> a"`, or the roles of nodes; None for all.
 
     Returns:
         The arrows, by the node group of their target.
     """
-    model, ground = clean.model, clean.model.ground
+    model, ground, is_of_nodes = clean.model, clean.model.ground, NODES in over
     is_ancestor = np.zeros(len(ground), dtype=bool)
     is_ancestor[[*outcome_nodes, *ancestors(ground, outcome_nodes)]] = True
-    differing, can_differ = _find_differing_nodes(clean, corrupt)
-    pairs = _parse_candidates(ground, candidates)
+    pairs = _parse_candidates(ground, candidates, is_of_nodes=is_of_nodes)
+    if corrupt is None:
+        pairs = _select_real_sources(model, pairs)
+        differing = np.zeros(len(ground), dtype=bool)
+        for index in {parent for parent, _ in pairs}:
+            differing[get_node_slice(ground, index)] = True
+        can_differ = _mark_descendants(ground, differing)
+    else:
+        differing, can_differ = _find_differing_nodes(clean, corrupt)
     by_group: dict[int, list[tuple[EdgeTemplate, IntArray, IntArray]]] = {}
     num_idle = 0
     for edge, sources, targets in ground.arrows():
@@ -248,25 +271,60 @@ def find_circuit_arrows(
         num_idle += int(relevant.sum() - active.sum())
         if active.any():
             by_group.setdefault(edge.child, []).append((edge, sources[active], targets[active]))
-    incoming: dict[int, IncomingArrows] = {}
-    names: list[str] = []
-    group_edges = {}
+    names: dict[int, list[str]] = {}  # of the edge of each arrow, by the group of the target; "" if it is never removed
+    group_edges: dict[int, dict[str, int]] = {}
     for index in sorted(by_group):
         _check_removable(model, index, can_differ)
-        ids: dict[str, int] = {}
-        edge_ids: list[int] = []
+        names[index] = []
         for edge, sources, targets in by_group[index]:
+            arrow_names = [""] * len(sources)
             if pairs is None or (edge.parent, edge.child) in pairs:
-                arrow_edges = _name_edges(ground, sources, targets, over)
-                edge_ids += [ids.setdefault(name, len(names) + len(ids)) for name in arrow_edges]
-            else:
-                edge_ids += [-1] * len(sources)
-        ends = [np.concatenate([part[k] for part in by_group[index]]).astype(np.int64) for k in (1, 2)]
-        incoming[index] = IncomingArrows(ends[0], ends[1], np.array(edge_ids))
-        group_edges[index] = tuple(ids.values())
-        names += ids
+                arrow_names = _name_edges(ground, sources, targets, over)
+                members = group_edges.setdefault(edge.parent if is_of_nodes else index, {})
+                for name, source in zip(arrow_names, sources.tolist(), strict=True):
+                    members.setdefault(name, source)
+            names[index] += arrow_names
+    if is_of_nodes:  # in the order of the nodes
+        group_edges = {
+            index: dict(sorted(members.items(), key=lambda item: item[1])) for index, members in group_edges.items()
+        }
+    edge_names = tuple(name for index in sorted(group_edges) for name in group_edges[index])
+    ids = {name: k for k, name in enumerate(edge_names)} | {"": -1}
+    incoming = {}
+    for index, parts in by_group.items():
+        ends = [np.concatenate([part[k] for part in parts]).astype(np.int64) for k in (1, 2)]
+        incoming[index] = IncomingArrows(ends[0], ends[1], np.array([ids[name] for name in names[index]]))
+    incoming = {index: incoming[index] for index in sorted(incoming)}
+    edges_by_group = {index: tuple(ids[name] for name in group_edges[index]) for index in sorted(group_edges)}
     differing &= is_ancestor
-    return CircuitArrows(ground, tuple(outcome_nodes), incoming, tuple(names), group_edges, differing, num_idle, over)
+    first = differing.copy()
+    if corrupt is None:
+        for part in incoming.values():
+            first[part.targets] = False
+    return CircuitArrows(
+        ground, tuple(outcome_nodes), incoming, edge_names, edges_by_group, first, differing, num_idle, over
+    )
+
+
+def _select_real_sources(model: GroundModel, pairs: set[tuple[int, int]] | None) -> set[tuple[int, int]]:
+    """The pairs of groups whose parent can be ablated: by default all real groups that depend on the words.
+
+    Raises:
+        BNetError: A candidate starts from nodes without real values.
+    """
+    specs, graph = model.network.specs, model.network.graph
+    if pairs is None:
+        dependent = find_word_dependent(model.network)
+        return {
+            (e.parent, e.child) for e in graph.edges if e.parent in dependent and not is_index_valued(specs[e.parent])
+        }
+    for parent in sorted({parent for parent, _ in pairs}):
+        if is_index_valued(specs[parent]):
+            name = specs[parent].group.name
+            raise BNetError(
+                "candidates", expected="nodes with real values, for an ablation", actual=f"{name}, which has states"
+            )
+    return pairs
 
 
 def mark_needed_sources(
@@ -294,9 +352,14 @@ def check_edge_name(arrows: CircuitArrows, name: str) -> None:
     """Raise an error if the net has no edge of this name, with or without a difference between the runs."""
     groups = arrows.ground.template.groups
     for edge, sources, targets in arrows.ground.arrows():
-        is_similar = name.startswith(groups[edge.parent].name) and f" -> {groups[edge.child].name}" in name
+        ends = split_path(name)
+        is_similar = all(
+            end.startswith(groups[i].name) for end, i in zip(ends, (edge.parent, edge.child), strict=False)
+        )
         if is_similar and name in _name_edges(arrows.ground, sources, targets, arrows.over):
             return
+    if NODES in arrows.over:
+        raise unknown_name_error("node", name, arrows.edge_names)
     hint = 'For the edges of net.edges(), such as "a_0_1 -> q_1_0", pass at="edges"'
     raise unknown_name_error("edge", name, arrows.edge_names, hint=hint)
 
@@ -342,10 +405,14 @@ def _find_differing_nodes(clean: Examples, corrupt: Examples) -> tuple[BoolArray
     has_same_rows = model.attention_rows.keys() == corrupt_model.attention_rows.keys()
     rows = model.ground.retained_parents if has_same_rows else {}
     # A node that both runs set to the same value cannot differ: graph surgery cuts the arrows into it.
-    ground = GroundGraph(template, model.ground.word_counts, unchanged, rows)
-    can_differ = differing.copy()
-    can_differ[descendants(ground, np.flatnonzero(differing).tolist())] = True
-    return differing, can_differ
+    return differing, _mark_descendants(GroundGraph(template, model.ground.word_counts, unchanged, rows), differing)
+
+
+def _mark_descendants(ground: GroundGraph, marks: BoolArray) -> BoolArray:
+    """The mask of the marked nodes and of their descendants, `[node]`."""
+    result = marks.copy()
+    result[descendants(ground, np.flatnonzero(marks).tolist())] = True
+    return result
 
 
 def _has_same_intervention(first: GroundModel, second: GroundModel, node: int) -> bool:
@@ -375,7 +442,7 @@ def _check_removable(model: GroundModel, index: int, can_differ: BoolArray) -> N
             )
 
 
-def _parse_candidates(ground: GroundGraph, candidates: object) -> set[tuple[int, int]] | None:
+def _parse_candidates(ground: GroundGraph, candidates: object, *, is_of_nodes: bool) -> set[tuple[int, int]] | None:
     """The pairs (parent group, child group) whose arrows may be removed; None for all."""
     if candidates is None:
         return None
@@ -383,26 +450,25 @@ def _parse_candidates(ground: GroundGraph, candidates: object) -> set[tuple[int,
     groups = ground.template.groups
     known: dict[str, set[tuple[int, int]]] = {}
     for edge in ground.template.edges:
-        name = f"{groups[edge.parent].stem} -> {groups[edge.child].stem}"
-        known.setdefault(name, set()).add((edge.parent, edge.child))
+        ends = (groups[edge.parent].stem,) if is_of_nodes else (groups[edge.parent].stem, groups[edge.child].stem)
+        known.setdefault(join_path(ends), set()).add((edge.parent, edge.child))
     pairs: set[tuple[int, int]] = set()
     for pattern in patterns:
         name = join_path(split_path(pattern))
         if name not in known:
-            raise unknown_name_error("arrow of candidates", pattern, known)
+            raise unknown_name_error(f"{'role' if is_of_nodes else 'arrow'} of candidates", pattern, known)
         pairs |= known[name]
     return pairs
 
 
 def _name_edges(ground: GroundGraph, sources: IntArray, targets: IntArray, over: Collection[str]) -> list[str]:
-    """The name of the edge of each arrow: the names of both ends, with a star for each joined index."""
-    names = {}
-    for node in {*sources.tolist(), *targets.tolist()}:
+    """The name of the edge of each arrow: the names of both ends (or of the source), with a star for a joined index."""
+    names, columns = {}, (sources.tolist(),) if NODES in over else (sources.tolist(), targets.tolist())
+    for node in {node for column in columns for node in column}:
         group, index = ground.unravel_index(node)
         axes = zip(ground.axes(group), index, strict=True)
         names[node] = "_".join([group.name, *(str(i) if axis in over else "*" for axis, i in axes)])
-    ends = zip(sources.tolist(), targets.tolist(), strict=True)
-    return [f"{names[source]} -> {names[target]}" for source, target in ends]
+    return [join_path([names[node] for node in ends]) for ends in zip(*columns, strict=True)]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -471,21 +537,10 @@ class MaskedGroup:
             slots = zip(values, corrupt_values, self.slot_arrows, strict=True)
             return [_select_parent_values(*slot, retained) for slot in slots]
 
-        if self.can_mix_attention(self.spec) and not bool(retained.all()):
-            result = self._mix_attention(context, values, corrupt_values, retained)
-        elif self.spec.tpm.is_random:
-            result = summarize_distribution(self.spec, context, select_slots())
-        else:
-            result = evaluate_tpm(state, self.spec, context, select_slots())
-        event_shape = result.shape[-1:] if self.spec.tpm.kind == "discrete" else self.spec.shape
-        result = state.layout.pad_dims(result, len(event_shape))
-        if self.spec.group.index not in state.attention_rows:
-            return result
-        rows, is_set = state.attention_rows[self.spec.group.index]  # nodes with a set row of attention
-        if self.word is not None:
-            rows, is_set = (tensor.narrow(state.layout.word_dim, self.word, 1) for tensor in (rows, is_set))
-        assert isinstance(self.spec.tpm, Attention)
-        return torch.where(is_set[..., None], self.spec.tpm.mix(rows, *select_slots()), result)
+        if not self.can_mix_attention(self.spec) or bool(retained.all()):
+            return evaluate_group(state, self.spec, context, select_slots(), self.word)
+        result = state.layout.pad_dims(self._mix_attention(context, values, corrupt_values, retained), 1)
+        return mix_set_rows(state, self.spec, result, select_slots, self.word)
 
     def _mix_attention(
         self, context: EvalContext, circuit_parents: list[Tensor], corrupt_parents: list[Tensor], retained: Tensor
@@ -519,6 +574,60 @@ class MaskedGroup:
         if tpm.residual:
             swapped[-1] = torch.zeros_like(swapped[-1])  # the first of the two sums adds the residual
         return tpm.mix(weights * in_circuit, *parents) + tpm.mix(weights * ~in_circuit, *swapped)
+
+
+def evaluate_group(
+    state: ExecutionState, spec: NodeSpec, context: EvalContext, parents: list[Tensor], word: int | None = None
+) -> Tensor:
+    """The value of a group (or of its one word) in the layout; of an open random group `log P`, or the mean."""
+    if spec.tpm.is_random:
+        value = summarize_distribution(spec, context, parents)
+        return state.layout.pad_dims(value, 1 if spec.tpm.kind == "discrete" else len(spec.shape))
+    value = state.layout.pad_dims(evaluate_tpm(state, spec, context, parents), len(spec.shape))
+    return mix_set_rows(state, spec, value, lambda: parents, word)
+
+
+def mix_set_rows(
+    state: ExecutionState, spec: NodeSpec, value: Tensor, get_parents: Callable[[], list[Tensor]], word: int | None
+) -> Tensor:
+    """A value in which the nodes with a set row of attention mix by this row."""
+    if spec.group.index not in state.attention_rows:
+        return value
+    rows, is_set = _narrow_word(state, word, *state.attention_rows[spec.group.index])
+    assert isinstance(spec.tpm, Attention)
+    return torch.where(is_set[..., None], spec.tpm.mix(rows, *get_parents()), value)
+
+
+def restore_set_values(state: ExecutionState, index: int, value: Tensor, word: int | None = None) -> Tensor:
+    """A value in which the nodes that `do` sets have their set values; `log P` of a choice is unchanged."""
+    if index not in state.patched or value.dim() != state.patched[index][0].dim():
+        return value
+    fixed, is_set = _narrow_word(state, word, *state.patched[index])
+    return torch.where(is_set.reshape(*is_set.shape, *[1] * (fixed.dim() - is_set.dim())), fixed, value)
+
+
+def _narrow_word(state: ExecutionState, word: int | None, *values: Tensor) -> Sequence[Tensor]:
+    """Values at one word; unchanged without a word."""
+    return values if word is None else [value.narrow(state.layout.word_dim, word, 1) for value in values]
+
+
+def get_outcomes(
+    ground: GroundGraph, nodes: Sequence[int], state: ExecutionState, values: Mapping[int, Tensor], size: Sequence[int]
+) -> dict[int, Tensor]:
+    """The outcome of each node, `[circuit, example, *shape]`, from values of groups, or else those of a run.
+
+    `size` is the number of circuits and of examples.
+    """
+    outcomes = {}
+    for node in nodes:
+        group, index = ground.unravel_index(node)
+        value = values[group.index] if group.index in values else state.values[group.index]
+        position = dict(zip(ground.axes(group), index, strict=True))
+        for plate in reversed((*state.layout.plates, WORD)):
+            axis = state.layout.axis(plate)
+            value = value.select(axis, position.get(plate, 0) if value.shape[axis] > 1 else 0)
+        outcomes[node] = value.expand(*size, *value.shape[2:])
+    return outcomes
 
 
 def _number_nodes(state: ExecutionState, spec: NodeSpec, offset: int, word: int | None) -> Tensor:
@@ -557,6 +666,73 @@ def _collapse_dim(mask: Tensor, has_arrow: Tensor, dim: int) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------------------------
+# What an arrow transmits that is left out of a circuit, if no corrupt sentence provides its value.
+
+
+@dataclass(frozen=True)
+class NodeAblation:
+    """An intervention on the values that arrows transmit which are left out: the nodes from which they start.
+
+    Args:
+        intervention: `Zero()`, `Mean(...)`, `Noise(...)`, `Shift(...)`, or a function of the value.
+        examples: The clean sentences.
+        memory: The number of bytes that are used at once.
+    """
+
+    intervention: Any
+    examples: Examples
+    memory: int
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether the values are functions of those of the nodes in the run of the circuit."""
+        return is_relative(self.intervention) or callable(self.intervention)
+
+    def build_overrides(self, nodes: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
+        """The values of nodes, with the masks of the nodes, by group; none if they depend on the run of the circuit."""
+        if self.is_relative:
+            return {}
+        model, overrides, values = self.examples.model, dict[int, tuple[Tensor, Tensor]](), dict[int, Tensor]()
+        if isinstance(self.intervention, Mean):
+            values = compute_means(model, nodes, self.intervention.sentences, self.memory)
+        for index, members in model.ground.split_by_group(nodes).items():
+            spec, part = model.network.specs[index], get_node_slice(model.ground, index)
+            full = torch.zeros(
+                part.stop - part.start, *spec.shape, dtype=model.network.dtype, device=model.network.device
+            )
+            mask = torch.zeros(len(full), dtype=torch.bool, device=full.device)
+            for node in members:
+                value = values[node] if node in values else resolve_value(model, node, self.intervention)
+                assert isinstance(value, Tensor)
+                full[node - part.start], mask[node - part.start] = value, True
+            shape = 1, *model.ground.shapes[index]
+            overrides[index] = full.reshape(*shape, *spec.shape), mask.reshape(shape)
+        return overrides
+
+    def apply(self, state: ExecutionState, index: int, value: Tensor) -> Tensor:
+        """The values that depend on those of a group, `[circuit, example, *plates, word, *shape]`."""
+        model, spec = self.examples.model, state.network.specs[index]
+        nodes = get_node_slice(model.ground, index)
+        match self.intervention:
+            case Shift():
+                return value + self.intervention.get_vector(model, nodes.start)
+            case Mean():
+                check_has_words(spec, model.ground.name(nodes.start))
+                return value.mean(state.layout.word_dim, keepdim=True).expand(value.shape)
+            case Noise():
+                names = [model.ground.name(node) for node in range(nodes.start, nodes.stop)]
+                example = value.new_zeros(spec.shape)
+                noise = torch.stack([sample_noise(name, self.intervention, example) for name in names])
+                return value + lay_out_value(state, index, noise.reshape(1, *model.ground.shapes[index], *spec.shape))
+        result = self.intervention(value)
+        if not isinstance(result, Tensor) or result.shape != value.shape:
+            name, actual = spec.group.name, tuple(result.shape) if isinstance(result, Tensor) else result
+            expected = f"a tensor of the shape of its argument, {tuple(value.shape)}"
+            raise BNetError(f"corrupt: the function of {name}", expected=expected, actual=actual)
+        return result
+
+
+# --------------------------------------------------------------------------------------------------------------------
 # Runs of circuits of ground arrows: many circuits on the same examples in one batch.
 #
 # A run starts at the first node group in which a circuit differs from the clean run, and computes only node groups that
@@ -573,12 +749,13 @@ class ArrowRuns(CircuitRuns):
 
     Args:
         clean: The clean run.
-        corrupt: The corrupt run.
+        corrupt: The corrupt run, or the clean run with the values of an ablation.
         arrows: The active arrows, by the node group of their target.
         metric: The metric.
         num_examples: The number of examples.
         memory: The maximum number of bytes that are used at once.
         tokens: The tokens of each clean sentence, by stack.
+        ablation: The ablation of the nodes whose arrows are left out; None for the values of corrupt sentences.
     """
 
     clean: ExecutionState
@@ -588,6 +765,7 @@ class ArrowRuns(CircuitRuns):
     num_examples: int
     memory: int
     tokens: tuple[Mapping[str, Sequence[str]], ...] = ()
+    ablation: NodeAblation | None = None
     clean_outcomes: GroupValues = field(init=False, repr=False)
     _masked_groups: dict[tuple[int, int | None], MaskedGroup] = field(default_factory=dict, repr=False)
 
@@ -614,7 +792,9 @@ class ArrowRuns(CircuitRuns):
         return self._evaluate_metric(self.clean_outcomes, 1, self.clean)[0]
 
     def evaluate_corrupt(self) -> Tensor:
-        """The metric of the corrupt run, `[example]`."""
+        """The metric of the corrupt run, or of the circuit without edges if nodes are ablated, `[example]`."""
+        if self.ablation is not None:
+            return self.evaluate(torch.zeros(1, len(self.edge_names), dtype=torch.bool))[0]
         return self._evaluate_metric(self._summarize_outcomes(self.corrupt), 1, self.corrupt)[0]
 
     def swap(self) -> ArrowRuns:
@@ -629,6 +809,13 @@ class ArrowRuns(CircuitRuns):
     def count_from_start(self, name: str) -> str:
         """The name of a node, with a word that is counted from the start."""
         return count_from_start(self.arrows.ground, name)
+
+    @cached_property
+    def ablated_groups(self) -> frozenset[int]:
+        """The groups of the nodes from which edges start."""
+        sources = [part.sources[part.edge_ids >= 0] for part in self.arrows.incoming.values()]
+        nodes = np.concatenate(sources) if sources else np.zeros(0, dtype=np.int64)
+        return frozenset(self.arrows.ground.split_by_group(np.unique(nodes).tolist()))
 
     def find_connected(self, retained: Tensor) -> Tensor:
         """The mask of the edges that lead to the metric along the retained ones, `[edge]`."""
@@ -660,11 +847,18 @@ class ArrowRuns(CircuitRuns):
         return {index: padded[:, incoming.edge_ids] for index, incoming in self.arrows.incoming.items()}
 
     def _find_needed_nodes(self, masks: GroupMasks) -> BoolArray:
-        """The mask of the nodes that lead to an outcome along the retained arrows of some circuit, `[node]`."""
-        needed = np.zeros(len(self.arrows.ground), dtype=bool)
+        """The mask of the nodes that lead to an outcome along the retained arrows of some circuit, `[node]`.
+
+        An arrow that is left out transmits a value too, if the ablation is a function of the value of the node.
+        """
+        ground, is_relative = self.arrows.ground, self.ablation is not None and self.ablation.is_relative
+        needed = np.zeros(len(ground), dtype=bool)
         needed[list(self.arrows.outcome_nodes)] = True
-        retained: GroupMasks = {index: np.asarray(mask.any(0)) for index, mask in masks.items()}
+        retained: GroupMasks = {index: np.asarray(mask.any(0) | is_relative) for index, mask in masks.items()}
         for group in reversed(self.arrows.incoming):
+            if is_relative and group in self.ablated_groups:  # the mean over words needs all of them
+                nodes = get_node_slice(ground, group)
+                needed[nodes] |= needed[nodes].any()
             mark_needed_sources(self.arrows, retained, needed, group)
         return needed
 
@@ -714,17 +908,20 @@ class ArrowRuns(CircuitRuns):
         single_words: Mapping[int, int],
     ) -> Tensor:
         """The values of one group in each circuit; nodes that `do` sets have their set values."""
-        key = index, word
+        key, spec = (index, word), self.clean.network.specs[index]
         if key not in self._masked_groups:
             self._masked_groups[key] = MaskedGroup.build(self.clean, self.arrows, index, word)
-        masked = self._masked_groups[key]
-        result = masked.compute(self._build_state(masked.spec, word, values, single_words), self.corrupt, retained)
-        value, is_set = self.clean.patched.get(index, (None, None))
-        if value is not None and is_set is not None and result.dim() == value.dim():  # not log P of a choice
-            if word is not None:
-                value, is_set = (tensor.narrow(self.clean.layout.word_dim, word, 1) for tensor in (value, is_set))
-            result = torch.where(is_set.reshape(*is_set.shape, *[1] * (value.dim() - is_set.dim())), value, result)
-        return result
+        masked, state = self._masked_groups[key], self._build_state(spec, word, values, single_words)
+        result = masked.compute(state, self._build_left_out_state(state, spec), retained)
+        return restore_set_values(self.clean, index, result, word)
+
+    def _build_left_out_state(self, state: ExecutionState, spec: NodeSpec) -> ExecutionState:
+        """The state that a group reads along arrows that are left out."""
+        if self.ablation is None or not self.ablation.is_relative:
+            return self.corrupt
+        ablated = {p.index for p in spec.parents} & self.ablated_groups
+        values = {index: self.ablation.apply(state, index, state.values[index]) for index in ablated}
+        return replace(state, values={**state.values, **values})
 
     def _build_state(
         self, spec: NodeSpec, word: int | None, values: Mapping[int, Tensor], single_words: Mapping[int, int]
@@ -762,16 +959,8 @@ class ArrowRuns(CircuitRuns):
         self, values: Mapping[int, Tensor], num_circuits: int, state: ExecutionState | None = None
     ) -> Tensor:
         """The metric of the values of node groups: `[circuit, example]`."""
-        base, outcomes = state or self.clean, {}
-        for node in self.arrows.outcome_nodes:
-            group, index = self.arrows.ground.unravel_index(node)
-            value = values[group.index] if group.index in values else base.values[group.index]
-            position = dict(zip(self.arrows.ground.axes(group), index, strict=True))
-            for plate in reversed((*base.layout.plates, WORD)):
-                axis = base.layout.axis(plate)
-                value = value.select(axis, position.get(plate, 0) if value.shape[axis] > 1 else 0)
-            outcomes[node] = value.expand(num_circuits, self.num_examples, *value.shape[2:])
-        return self.metric(outcomes)
+        base, size = state or self.clean, (num_circuits, self.num_examples)
+        return self.metric(get_outcomes(self.arrows.ground, self.arrows.outcome_nodes, base, values, size))
 
     def _estimate_bytes(self, index: int, has_single_word: bool) -> int:
         """An upper bound of the memory of a group, and of the collections that it reads, in one circuit."""
@@ -792,11 +981,32 @@ class ArrowRuns(CircuitRuns):
 
 
 def build_arrow_runs(
-    clean: Examples, corrupt: Examples, arrows: CircuitArrows, metric: Metric, memory: int
+    clean: Examples,
+    corrupt: Examples | NodeAblation,
+    outcome: Metric,
+    over: tuple[str, ...],
+    candidates: object,
+    memory: int,
 ) -> ArrowRuns:
-    """Run both sides of the examples."""
-    clean_state, corrupt_state = (run_with_cells(examples, arrows.outcome_nodes) for examples in (clean, corrupt))
-    return ArrowRuns(clean_state, corrupt_state, arrows, metric, len(clean), memory, clean.tokens)
+    """Find the edges, and run both sides of the examples.
+
+    Raises:
+        BNetError: No candidate transmits a difference to the metric.
+    """
+    ablation, peer = (corrupt, None) if isinstance(corrupt, NodeAblation) else (None, corrupt)
+    for examples in (clean,) if peer is None else (clean, peer):
+        check_ancestors_fixed(examples, outcome.nodes)
+    arrows = find_circuit_arrows(clean, peer, outcome.nodes, over, candidates)
+    if not arrows.edge_names:
+        reason = "the clean and the corrupt sentence do not differ in any ancestor of the metric"
+        if arrows.incoming or ablation:
+            reason = "none of the candidates transmits a difference between clean and corrupt to the metric"
+        raise BNetError(f"corrupt: {reason}")
+    ablated = np.flatnonzero(arrows.differing_nodes).tolist()
+    overrides = {} if ablation is None else ablation.build_overrides(ablated)
+    clean_state = run_with_cells(clean, arrows.outcome_nodes)
+    corrupt_state = run_with_cells(peer or clean, arrows.outcome_nodes, overrides)
+    return ArrowRuns(clean_state, corrupt_state, arrows, outcome, len(clean), memory, clean.tokens, ablation)
 
 
 def check_ancestors_fixed(examples: Examples, outcome_nodes: Sequence[int]) -> None:
@@ -812,14 +1022,17 @@ def check_ancestors_fixed(examples: Examples, outcome_nodes: Sequence[int]) -> N
             )
 
 
-def run_with_cells(examples: Examples, outcome_nodes: Sequence[int]) -> ExecutionState:
+def run_with_cells(
+    examples: Examples, outcome_nodes: Sequence[int], overrides: Overrides | None = None
+) -> ExecutionState:
     """Run the ancestors of the outcomes, with a leading dim for circuits: `[1, example, *plates, word, *shape]`."""
     model = examples.model
     nodes = *outcome_nodes, *ancestors(model.ground, outcome_nodes)
     ancestor_groups = {model.ground.group_of(node).index for node in nodes}
     set_groups = {model.ground.group_of(node).index for node in model.do}
     specs = model.network.specs
-    state = examples.run({index for index in ancestor_groups if not specs[index].tpm.is_random or index in set_groups})
+    groups = {index for index in ancestor_groups if not specs[index].tpm.is_random or index in set_groups}
+    state = examples.run(groups, overrides=overrides)
     values = {index: value[None] for index, value in state.values.items()}
     return replace(
         state,
@@ -854,5 +1067,5 @@ def _get_node_attributes(
     word = dict(zip(ground.axes(group), index, strict=True)).get(WORD)
     known = set() if word is None else {by_stack[group.word_stack or ""][word] for by_stack in tokens}
     token = known.pop() if len(known) == 1 else None
-    part = OUTCOME if node in arrows.outcome_nodes else INPUT if arrows.differing_nodes[node] else BETWEEN
+    part = OUTCOME if node in arrows.outcome_nodes else INPUT if arrows.first_nodes[node] else BETWEEN
     return describe_node(group, ground.axes(group), index, part, token)

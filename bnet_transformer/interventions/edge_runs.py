@@ -15,18 +15,22 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import join_path, split_path
 from bnet_transformer._core.tensors import BoolArray
-from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.fused import find_residuals
 from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
+from bnet_transformer.graph import ancestors
 from bnet_transformer.interventions.circuit_runs import (
     BETWEEN,
     INPUT,
     OUTCOME,
     CircuitParts,
     CircuitRuns,
+    NodeAblation,
     describe_node,
+    evaluate_group,
+    get_outcomes,
+    restore_set_values,
     run_with_cells,
 )
 from bnet_transformer.interventions.edge_attribution import find_blocked_edges
@@ -52,11 +56,9 @@ from bnet_transformer.interventions.patched_run import (
     PatchedRun,
     find_needed_positions,
     get_layout_shape,
-    summarize_distribution,
 )
 from bnet_transformer.interventions.routing import EnumeratedChoices, enumerate_choices, find_run_obstacle
 from bnet_transformer.reference import GroundModel, locate_node
-from bnet_transformer.tpm import Attention
 
 # --------------------------------------------------------------------------------------------------------------------
 # What the readers of a circuit see: the corrupt run, and a deviation that is the sum over their retained writers.
@@ -179,11 +181,14 @@ class ReaderView:
 
     def _select_writers(self, index: int) -> Tensor:
         """The deviation of a group of writers without a sum: each unit is a writer."""
-        run, w = self.circuit.run, self.circuit.structure.writer_index[index]
-        spec, change = run.clean.network.specs[index], self._narrow(self.circuit.changes[w])
-        mask = self.mask[:, :, slice(*run.first_columns[w : w + 2])]
-        factors = spread_units(mask, spec, run.clean.layout, run.clean.network.graph.plate_sizes, change.dim())
-        return self._align_readers(factors * change[:, None])
+        run, total = self.circuit.run, None
+        spec, sizes = run.clean.network.specs[index], run.clean.network.graph.plate_sizes
+        for w in run.list_changes(self.circuit.structure.writer_index[index]):
+            change, mask = self._narrow(self.circuit.changes[w]), self.mask[:, :, slice(*run.first_columns[w : w + 2])]
+            factors = spread_units(mask, spec, run.clean.layout, sizes, change.dim())
+            total = _add(total, factors * change[:, None])
+        assert total is not None
+        return self._align_readers(total)
 
     def _compute_deviation(self, index: int) -> Tensor | None:
         """The deviation of a group that is no sum of writers."""
@@ -208,7 +213,7 @@ class ReaderView:
         """What one linear parent adds to the deviation of a group."""
         run, index = self.circuit.run, spec.group.index
         if run.is_mapped_writer(index, parent):
-            return self._multiply([self.circuit.get_mapped(parent, index)])
+            return self._multiply(self.circuit.get_mapped(parent, index))
         deviation = self.compute_deviation(parent)
         if deviation is None:
             return None
@@ -224,7 +229,7 @@ class ReaderView:
             return None
         visible = {index: self.compute_value(index) for index in parents}
         context, slots = gather_parents(replace(corrupt, values={**corrupt.values, **visible}), spec, self.word)
-        value = self.circuit.finish(corrupt, spec, context, slots)
+        value = evaluate_group(corrupt, spec, context, slots, self.word)
         return value - self._narrow(corrupt.values[spec.group.index])
 
     def _narrow(self, value: Tensor, offset: int = 0) -> Tensor:
@@ -267,10 +272,12 @@ class MaskedRun:
     Args:
         structure: The edges of the net.
         clean: The clean run, `[1, example, *plates, word, *shape]` by node group.
-        corrupt: The corrupt run.
+        corrupt: The run from which deviations are computed: the corrupt run, the clean run with the values of an
+            ablation at all writers, or the clean run if these values depend on those of the writers.
         needed: The words that lead to an outcome.
         outcome_nodes: Ground ids of the nodes that the metric reads.
         examples: The clean sentences.
+        ablation: An ablation whose values depend on those of the writers in the run of the circuit.
     """
 
     structure: EdgeStructure
@@ -279,6 +286,7 @@ class MaskedRun:
     needed: NeededPositions
     outcome_nodes: Sequence[int]
     examples: Examples
+    ablation: NodeAblation | None = None
 
     @cached_property
     def readers_by_target(self) -> dict[int, list[int]]:
@@ -290,19 +298,28 @@ class MaskedRun:
 
     @cached_property
     def first_columns(self) -> list[int]:
-        """The number of the first writer of each group of writers, among all writers; then the number of writers."""
+        """The number of the first writer of each group of writers, among all writers; then the number of writers.
+
+        With an ablation that depends on values, each writer has a second number: for what edges that are left out
+        transmit.
+        """
         counts = [self.structure.count_units(writer.spec) for writer in self.structure.writer_groups]
-        return [0, *np.cumsum(counts).tolist()]
+        return [0, *np.cumsum(counts * (1 if self.ablation is None else 2)).tolist()]
+
+    def list_changes(self, w: int) -> list[int]:
+        """The keys of the changes of a group of writers: along retained edges, and along those that are left out."""
+        return [w] if self.ablation is None else [w, w + len(self.structure.writer_groups)]
 
     @cached_property
     def edge_ids(self) -> list[Tensor]:
         """For each group of readers the edge of each pair, `[reader, writer]`; the number of edges for no edge."""
-        table, tables = self.structure.edges, []
+        table, tables, num_groups = self.structure.edges, [], len(self.structure.writer_groups)
         columns = np.array(self.first_columns)[table.writers] + table.writer_units
         for r, reader in enumerate(self.structure.reader_groups):
             edges = np.flatnonzero(table.readers == r)
-            grid = np.full((self.structure.count_units(reader.target), self.first_columns[-1]), len(table))
+            grid = np.full((self.structure.count_units(reader.target), self.first_columns[num_groups]), len(table))
             grid[table.reader_units[edges], columns[edges]] = edges
+            grid = grid if self.ablation is None else np.concatenate([grid, grid + len(table) + 1], 1)
             tables.append(torch.from_numpy(grid).to(self.corrupt.device))
         return tables
 
@@ -383,7 +400,8 @@ class MaskedRun:
         circuit = CircuitValues(self, retained.to(self.corrupt.device, self.corrupt.dtype))
         for index in sorted(self.structure.relevant):
             circuit.compute_group(index)
-        return {node: circuit.get_outcome(node) for node in self.outcome_nodes}
+        size = circuit.count, len(self.examples)
+        return get_outcomes(self.examples.model.ground, self.outcome_nodes, self.clean, circuit.values, size)
 
 
 @dataclass
@@ -400,7 +418,7 @@ class CircuitValues:
     values: dict[int, Tensor] = field(default_factory=dict)
     changes: dict[int, Tensor] = field(default_factory=dict)  # what each group of writers writes, minus the corrupt run
     _sums: dict[int, list[WriterChanges]] = field(default_factory=dict)
-    _mapped: dict[tuple[int, int], WriterChanges] = field(default_factory=dict)
+    _mapped: dict[tuple[int, int], list[WriterChanges]] = field(default_factory=dict)
 
     @property
     def structure(self) -> EdgeStructure:
@@ -414,8 +432,13 @@ class CircuitValues:
 
     @cached_property
     def padded(self) -> Tensor:
-        """The factors of edges, and zero for a pair without an edge, `[circuit, edge + 1]`."""
-        return torch.cat([self.retained, self.retained.new_zeros(self.count, 1)], 1)
+        """The factors of edges, and zero for a pair without an edge, `[circuit, edge + 1]`.
+
+        With an ablation that depends on values, the same follows for what is left out.
+        """
+        zero = self.retained.new_zeros(self.count, 1)
+        left_out = [] if self.run.ablation is None else [1 - self.retained, zero]
+        return torch.cat([self.retained, zero, *left_out], 1)
 
     def compute_group(self, index: int) -> None:
         """Compute a group of targets, of writers, or of nodes between them; other linear groups belong to readers."""
@@ -439,6 +462,9 @@ class CircuitValues:
             self.changes[w] = self.values[index] - self._get_corrupt_part(spec, w)
             if structure.writer_groups[w].is_part and is_outcome:  # the value contains the linear slots
                 self.changes[w] = self._evaluate(spec, readers, is_outcome=False) - self._get_corrupt_part(spec, w)
+            if self.run.ablation is not None:
+                left_out = self.run.ablation.apply(self.run.clean, index, self.values[index])
+                self.changes[self.run.list_changes(w)[1]] = left_out - self._get_corrupt_part(spec, w)
 
     def _has_computed_parent(self, spec: NodeSpec) -> bool:
         """Whether a parent has a value that differs from the clean run."""
@@ -451,7 +477,7 @@ class CircuitValues:
         context, parents = gather_parents(self.run.corrupt, spec)
         linear = self.structure.get_linear_positions(spec)
         zeroed = [torch.zeros_like(parent) if k in linear else parent for k, parent in enumerate(parents)]
-        return self.finish(self.run.corrupt, spec, context, zeroed)
+        return evaluate_group(self.run.corrupt, spec, context, zeroed)
 
     def _evaluate(self, spec: NodeSpec, readers: Sequence[int], *, is_outcome: bool) -> Tensor:
         """The value of a group in each circuit; for writers that are a part, without the linear slots."""
@@ -472,12 +498,9 @@ class CircuitValues:
             parents = [slots[k] if k in reader.slots else parent for k, parent in enumerate(parents)]
         if is_part:
             parents = [torch.zeros_like(p) if k in linear else p for k, p in enumerate(parents)]
-        value = self.finish(state, spec, context, parents)
+        value = evaluate_group(state, spec, context, parents, word)
         value = value if units == 1 else self._select_diagonal(spec, value, units)
-        if word is None and index in self.run.clean.patched and value.dim() == self.run.clean.patched[index][0].dim():
-            fixed, is_set = self.run.clean.patched[index]
-            value = torch.where(is_set.reshape(*is_set.shape, *[1] * (fixed.dim() - is_set.dim())), fixed, value)
-        return value
+        return restore_set_values(self.run.clean, index, value, word)
 
     def _find_single_word(self, spec: NodeSpec, readers: Sequence[int]) -> int | None:
         """The word of an outcome that is needed at one word only, such as the logits of a language model."""
@@ -500,19 +523,6 @@ class CircuitValues:
             for index in indices
             for value in [self.values[index]]
         }
-
-    def finish(self, state: ExecutionState, spec: NodeSpec, context: object, parents: list[Tensor]) -> Tensor:
-        """Evaluate a TPM; nodes with a set row of attention mix by this row."""
-        index, layout = spec.group.index, state.layout
-        if spec.tpm.is_random and index not in state.values:
-            value = summarize_distribution(spec, context, parents)
-            return layout.pad_dims(value, 1 if spec.tpm.kind == "discrete" else len(spec.shape))
-        value = layout.pad_dims(evaluate_tpm(state, spec, context, parents), len(spec.shape))  # type: ignore[arg-type]
-        if index in state.attention_rows:
-            rows, is_set = state.attention_rows[index]
-            assert isinstance(spec.tpm, Attention)
-            value = torch.where(is_set[..., None], spec.tpm.mix(rows, *parents), value)
-        return value
 
     def _select_diagonal(self, spec: NodeSpec, value: Tensor, units: int) -> Tensor:
         """The value of each unit in its own cell: from `[circuit * unit, ...]` to `[circuit, ...]`."""
@@ -538,27 +548,30 @@ class CircuitValues:
                 if parent in residuals:
                     parts += [part.scale(residuals[parent]) for part in self.get_sum(parent)]
                 else:
-                    parts.append(self.get_mapped(parent, index))
+                    parts += self.get_mapped(parent, index)
             if (w := self.structure.writer_index.get(index)) is not None:
-                parts.append(self._split_writers(w))
+                parts += map(self._split_writers, self.run.list_changes(w))
             self._sums[index] = merge_changes(parts)
         return self._sums[index]
 
-    def get_mapped(self, parent: int, index: int) -> WriterChanges:
+    def get_mapped(self, parent: int, index: int) -> list[WriterChanges]:
         """What each writer of a group adds to a linear group that maps it."""
         if (parent, index) not in self._mapped:
-            corrupt, w = self.run.corrupt, self.structure.writer_index[parent]
-            spec = corrupt.network.specs[index]
-            if adds_units(corrupt.network, spec, parent):
-                state = replace(corrupt, values={**corrupt.values, parent: self.changes[w]})
-                mapped = map_units(state, self.structure, spec, parent).movedim(0, 1)
-                changes = WriterChanges(self._get_columns(w), mapped)
-            else:
-                single = self._split_writers(w)
-                mapped = self.map_linear(spec, {parent: single.values.flatten(0, 1)})
-                changes = replace(single, values=mapped.unflatten(0, single.values.shape[:2]))
-            self._mapped[parent, index] = changes
+            keys = self.run.list_changes(self.structure.writer_index[parent])
+            self._mapped[parent, index] = [self._map_changes(parent, index, w) for w in keys]
         return self._mapped[parent, index]
+
+    def _map_changes(self, parent: int, index: int, w: int) -> WriterChanges:
+        """The changes of a group of writers, as a linear group maps them."""
+        corrupt = self.run.corrupt
+        spec = corrupt.network.specs[index]
+        if adds_units(corrupt.network, spec, parent):
+            state = replace(corrupt, values={**corrupt.values, parent: self.changes[w]})
+            mapped = map_units(state, self.structure, spec, parent).movedim(0, 1)
+            return WriterChanges(self._get_columns(w), mapped)
+        single = self._split_writers(w)
+        mapped = self.map_linear(spec, {parent: single.values.flatten(0, 1)})
+        return replace(single, values=mapped.unflatten(0, single.values.shape[:2]))
 
     def _get_columns(self, w: int) -> Tensor:
         """The numbers of the writers of a group, `[writer]`."""
@@ -566,7 +579,7 @@ class CircuitValues:
 
     def _split_writers(self, w: int) -> WriterChanges:
         """What each writer of a group writes minus the corrupt run; zero at the positions of the others."""
-        spec, layout = self.structure.writer_groups[w].spec, self.run.clean.layout
+        spec, layout = self.structure.writer_groups[w % len(self.structure.writer_groups)].spec, self.run.clean.layout
         change, sizes = self.changes[w], self.run.clean.network.graph.plate_sizes
         columns = self._get_columns(w)
         if not spec.group.plates:
@@ -590,19 +603,8 @@ class CircuitValues:
             }:
                 _, unchanged = gather_parents(corrupt, spec, word)
                 parents = [p if k in linear else unchanged[k] for k, p in enumerate(parents)]
-            results.append(self.finish(corrupt, spec, context, parents))
+            results.append(evaluate_group(corrupt, spec, context, parents, word))
         return results[0] - results[1]
-
-    def get_outcome(self, node: int) -> Tensor:
-        """The outcome of a node, `[circuit, example, *shape]`."""
-        ground, layout = self.run.examples.model.ground, self.run.clean.layout
-        group, index = ground.unravel_index(node)
-        value = self.values[group.index] if group.index in self.values else self.run.clean.values[group.index]
-        position = dict(zip(ground.axes(group), index, strict=True))
-        for plate in reversed((*layout.plates, "word")):
-            axis = layout.axis(plate)
-            value = value.select(axis, position.get(plate, 0) if value.shape[axis] > 1 else 0)
-        return value.expand(self.count, len(self.run.examples), *value.shape[2:])
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -615,7 +617,7 @@ class EdgeRunner(CircuitRuns):
 
     Args:
         clean: The sentences that a circuit runs.
-        corrupt: The corrupt sentences, as many.
+        corrupt: The corrupt sentences, as many, or the ablation of the writers whose edges are left out.
         structure: The edges of the net.
         metric: The metric.
         choices: The latent choices over which outcomes are averaged.
@@ -624,7 +626,7 @@ class EdgeRunner(CircuitRuns):
     """
 
     clean: Examples
-    corrupt: Examples
+    corrupt: Examples | NodeAblation
     structure: EdgeStructure
     metric: Metric
     choices: EnumeratedChoices
@@ -638,6 +640,7 @@ class EdgeRunner(CircuitRuns):
 
     def swap(self) -> EdgeRunner:
         """The same edges with the clean and the corrupt run exchanged."""
+        assert isinstance(self.corrupt, Examples)
         swapped = replace(self, clean=self.corrupt, corrupt=self.clean)
         if "blocked" in self.__dict__:  # the maps are the same in both runs
             swapped.__dict__["blocked"] = self.blocked
@@ -665,6 +668,8 @@ class EdgeRunner(CircuitRuns):
     def find_connected(self, retained: Tensor) -> Tensor:
         """The mask of the edges that can transmit a difference, and whose reader leads to the metric, `[edge]`."""
         table, structure = self.structure.edges, self.structure
+        if self.relative_ablation is not None:  # then an edge that is left out transmits a value too
+            retained = torch.ones_like(retained)
         active = {(r, u): structure.reader_groups[r].is_readout for r, u in structure.reader_units}
         needed: set[tuple[int, int]] = set()  # the writers that lead to the metric
         connected = np.zeros(len(table), dtype=bool)
@@ -691,7 +696,7 @@ class EdgeRunner(CircuitRuns):
         reached = {
             (w, v)
             for w, writer in enumerate(structure.writer_groups)
-            if writer.kind == "input"
+            if writer.kind == "input" or isinstance(self.corrupt, NodeAblation)
             for v in range(len(structure.list_units(writer.spec)))
         }
         edge_of: dict[str, str | None] = {}
@@ -724,14 +729,25 @@ class EdgeRunner(CircuitRuns):
         """The attributes of a node without its word."""
         return describe_node(spec.group, spec.group.plates, self.structure.list_units(spec)[unit], part)
 
+    @property
+    def relative_ablation(self) -> NodeAblation | None:
+        """The ablation, if its values depend on those of the writers in the run of the circuit."""
+        return self.corrupt if isinstance(self.corrupt, NodeAblation) and self.corrupt.is_relative else None
+
     @cached_property
     def runs(self) -> list[MaskedRun]:
         """The runs in each joint state of the choices."""
-        runs = []
+        runs, nodes, overrides = list[MaskedRun](), self.metric.nodes, dict[int, tuple[Tensor, Tensor]]()
+        if isinstance(self.corrupt, NodeAblation):
+            ground, writers = self.clean.model.ground, self.structure.writer_index
+            ablated = [n for n in ancestors(ground, nodes) if ground.group_of(n).index in writers]
+            overrides = self.corrupt.build_overrides(ablated)
         for states in self.choices:
-            sides = (side.with_choices(states) for side in (self.clean, self.corrupt))
-            clean, corrupt = (run_with_cells(side, self.metric.nodes) for side in sides)
-            runs.append(MaskedRun(self.structure, clean, corrupt, self.needed, self.metric.nodes, self.clean))
+            clean = run_with_cells(self.clean.with_choices(states), nodes)
+            other = self.corrupt if isinstance(self.corrupt, Examples) else self.clean
+            corrupt = run_with_cells(other.with_choices(states), nodes, overrides)
+            shared = self.needed, nodes, self.clean, self.relative_ablation
+            runs.append(MaskedRun(self.structure, clean, corrupt, *shared))
         return runs
 
     def evaluate(self, retained: Tensor) -> Tensor:
@@ -807,29 +823,34 @@ def build_edge_runner(clean: object, corrupt: object, metric: object, memory: in
     return build_runner(clean_examples, corrupt_examples, metric, memory)
 
 
-def build_runner(clean_examples: Examples, corrupt_examples: Examples, metric: object, memory: int) -> EdgeRunner:
+def build_runner(clean_examples: Examples, corrupt: Examples | NodeAblation, metric: object, memory: int) -> EdgeRunner:
     """The runner of the circuits of valid examples."""
-    if not has_difference(clean_examples, corrupt_examples):
+    peer = corrupt if isinstance(corrupt, Examples) else None
+    if peer is not None and not has_difference(clean_examples, peer):
         actual = "clean and corrupt sentences with the same values"
         raise BNetError("corrupt", expected="a pair that differs", actual=actual)
     parsed = parse_metric(clean_examples, metric)
-    structure = build_structure(clean_examples, corrupt_examples, parsed.nodes)
+    structure = build_structure(clean_examples, peer, parsed.nodes)
     model = clean_examples.model
     specs, ground = model.network.specs, model.ground
     _check_readouts(structure, model, parsed.nodes)
-    _check_interventions(structure, clean_examples, corrupt_examples)
+    if peer is not None:
+        _check_interventions(structure, clean_examples, peer)
+    elif parts := [writer.spec.group.name for writer in structure.writer_groups if writer.is_part]:
+        hint = 'Use corrupt sentences, or ground arrows (at="arrows")'
+        raise UnsupportedError(f"at='edges': an ablation cannot set a part of {parts[0]}", hint=hint)
     targets = {reader.target.group.index for reader in structure.reader_groups}
     touched = [int(ground.offsets[index]) for index in sorted(targets) if not specs[index].tpm.is_random]
-    choices = enumerate_choices(corrupt_examples, clean_examples, touched, parsed.nodes, ("corrupt", "clean"))
+    choices = enumerate_choices(peer, clean_examples, touched, parsed.nodes, ("corrupt", "clean"))
     states = next(iter(choices))
     prepared = clean_examples.with_choices(states)
     needed = find_needed_positions(prepared.model, parsed.nodes)
-    for side in (prepared, corrupt_examples.with_choices(states)):
+    for side in (prepared, (peer or clean_examples).with_choices(states)):
         outcomes = {ground.group_of(node).index for node in parsed.nodes}
         obstacle = find_run_obstacle(side, {*needed.ancestor_words, *outcomes})
         if obstacle is not None:
             raise UnsupportedError(f"edges cannot share a run, because {obstacle}")
-    return EdgeRunner(clean_examples, corrupt_examples, structure, parsed, choices, needed, check_int("memory", memory))
+    return EdgeRunner(clean_examples, corrupt, structure, parsed, choices, needed, check_int("memory", memory))
 
 
 def _check_readouts(structure: EdgeStructure, model: GroundModel, nodes: Sequence[int]) -> None:
