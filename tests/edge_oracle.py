@@ -8,6 +8,7 @@ import torch
 
 from bnet_transformer import reference
 from bnet_transformer.interventions.edges import READOUT
+from tests.sweep_oracle import AblatedValues
 
 
 class ReaderView(reference.ReferenceRun):
@@ -83,11 +84,16 @@ def _read(run, node):
 
 
 class CircuitRun(reference.ReferenceRun):
-    """The run of a circuit: along a retained edge a reader sees the writer in this run, else in the corrupt run."""
+    """The run of a circuit: along a retained edge a reader sees the writer in this run, else in the corrupt run.
 
-    def __init__(self, clean_model, corrupt_model, structure, retained):
+    Instead of the model of the corrupt sentence, `corrupt` may be an ablation of the writers.
+    """
+
+    def __init__(self, clean_model, corrupt, structure, retained):
         super().__init__(clean_model, {})
-        self.corrupt, self.structure = reference.ReferenceRun(corrupt_model, {}), structure
+        is_model = isinstance(corrupt, reference.GroundModel)
+        self.corrupt, self.structure = reference.ReferenceRun(corrupt if is_model else clean_model, {}), structure
+        self.left_out = self.corrupt if is_model else AblatedValues(self, corrupt)
         table = structure.edges
         columns = zip(table.readers, table.reader_units, table.writers, table.writer_units, strict=True)
         self.retained = {tuple(map(int, row)) for row, flag in zip(columns, retained, strict=True) if flag}
@@ -96,7 +102,7 @@ class CircuitRun(reference.ReferenceRun):
         """What a reader sees."""
 
         def choose(w, writer_unit):
-            return self if (r, unit, w, writer_unit) in self.retained else self.corrupt
+            return self if (r, unit, w, writer_unit) in self.retained else self.left_out
 
         return ReaderView(self.corrupt, self.structure, choose)
 

@@ -9,6 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import find_default_output
+from bnet_transformer.inference.do_values import Mean, Noise, Zero, sample_noise
 from bnet_transformer.reference import AttentionRow
 
 D = torch.float64
@@ -137,6 +138,27 @@ class Oracle:
             return run.value(node)
         distribution = run.distribution(node)
         return distribution.logits if self._kind(node) == "discrete" else distribution.mean
+
+
+class AblatedValues:
+    """The values that an ablation, or a function, sets instead of those of a run."""
+
+    def __init__(self, run, what):
+        self.run, self.what = run, what
+
+    def value(self, node):
+        ground, what = self.run.model.ground, self.what
+        name = ground.name(node)
+        group, index = ground.unravel_index(node)
+        if isinstance(what, Mean) and what.sentences:
+            return torch.stack([sentence[name] for sentence in what.sentences]).mean(0)
+        if isinstance(what, Mean):
+            words = range(ground.word_counts[group.word_stack])
+            return torch.stack([self.run.value(node - index[-1] + word) for word in words]).mean(0)
+        value = self.run.value(node)
+        if isinstance(what, Noise):
+            return value + sample_noise(name, what, value)
+        return torch.zeros_like(value) if isinstance(what, Zero) else what(value)
 
 
 def with_values(model, patches):

@@ -237,13 +237,17 @@ class CircuitArrows:
 
 
 def find_circuit_arrows(
-    clean: Examples, corrupt: Examples | None, outcome_nodes: Sequence[int], over: tuple[str, ...], candidates: object
+    clean: Examples,
+    corrupt: Examples | NodeAblation,
+    outcome_nodes: Sequence[int],
+    over: tuple[str, ...],
+    candidates: object,
 ) -> CircuitArrows:
     """Find the active arrows, and join them into edges: all arrows from a node, if `over` begins with `NODES`.
 
     Args:
         clean: The clean examples.
-        corrupt: The corrupt examples; None if the nodes from which candidates start are ablated.
+        corrupt: The corrupt examples, or the ablation of the nodes from which candidates start.
         outcome_nodes: Ground ids of the nodes that the metric reads.
         over: The axes along which arrows are separate edges.
         candidates: The arrows that may be removed, such as `"v -> a"`, or the roles of nodes; None for all.
@@ -255,12 +259,14 @@ def find_circuit_arrows(
     is_ancestor = np.zeros(len(ground), dtype=bool)
     is_ancestor[[*outcome_nodes, *ancestors(ground, outcome_nodes)]] = True
     pairs = _parse_candidates(ground, candidates, is_of_nodes=is_of_nodes)
-    if corrupt is None:
+    if isinstance(corrupt, NodeAblation):
         pairs = _select_real_sources(model, pairs)
-        differing = np.zeros(len(ground), dtype=bool)
-        for index in {parent for parent, _ in pairs}:
+        ablated, differing = {parent for parent, _ in pairs}, np.zeros(len(ground), dtype=bool)
+        for index in ablated:
             differing[get_node_slice(ground, index)] = True
         can_differ = _mark_descendants(ground, differing)
+        if corrupt.joins_words:
+            _mark_ancestors_of_words(ground, is_ancestor, ablated)
     else:
         differing, can_differ = _find_differing_nodes(clean, corrupt)
     by_group: dict[int, list[tuple[EdgeTemplate, IntArray, IntArray]]] = {}
@@ -298,12 +304,24 @@ def find_circuit_arrows(
     edges_by_group = {index: tuple(ids[name] for name in group_edges[index]) for index in sorted(group_edges)}
     differing &= is_ancestor
     first = differing.copy()
-    if corrupt is None:
+    if isinstance(corrupt, NodeAblation):
         for part in incoming.values():
             first[part.targets] = False
     return CircuitArrows(
         ground, tuple(outcome_nodes), incoming, edge_names, edges_by_group, first, differing, num_idle, over
     )
+
+
+def _mark_ancestors_of_words(ground: GroundGraph, is_ancestor: BoolArray, ablated: Collection[int]) -> None:
+    """Mark also the ancestors through means over the words of ablated groups."""
+    by_child: dict[int, list[tuple[IntArray, IntArray]]] = {}
+    for edge, sources, targets in ground.arrows():
+        by_child.setdefault(edge.child, []).append((sources, targets))
+    for index in reversed(range(len(ground.template.groups))):
+        nodes = get_node_slice(ground, index)
+        is_ancestor[nodes] |= index in ablated and is_ancestor[nodes].any()
+        for sources, targets in by_child.get(index, ()):
+            is_ancestor[sources[is_ancestor[targets]]] = True
 
 
 def _select_real_sources(model: GroundModel, pairs: set[tuple[int, int]] | None) -> set[tuple[int, int]]:
@@ -688,6 +706,11 @@ class NodeAblation:
         """Whether the values are functions of those of the nodes in the run of the circuit."""
         return is_relative(self.intervention) or callable(self.intervention)
 
+    @property
+    def joins_words(self) -> bool:
+        """Whether the values of a node depend on those of its group at other words."""
+        return self.is_relative and isinstance(self.intervention, Mean)
+
     def build_overrides(self, nodes: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
         """The values of nodes, with the masks of the nodes, by group; none if they depend on the run of the circuit."""
         if self.is_relative:
@@ -856,7 +879,7 @@ class ArrowRuns(CircuitRuns):
         needed[list(self.arrows.outcome_nodes)] = True
         retained: GroupMasks = {index: np.asarray(mask.any(0) | is_relative) for index, mask in masks.items()}
         for group in reversed(self.arrows.incoming):
-            if is_relative and group in self.ablated_groups:  # the mean over words needs all of them
+            if is_relative and group in self.ablated_groups:  # a mean over words needs all of them
                 nodes = get_node_slice(ground, group)
                 needed[nodes] |= needed[nodes].any()
             mark_needed_sources(self.arrows, retained, needed, group)
@@ -993,10 +1016,10 @@ def build_arrow_runs(
     Raises:
         BNetError: No candidate transmits a difference to the metric.
     """
-    ablation, peer = (corrupt, None) if isinstance(corrupt, NodeAblation) else (None, corrupt)
-    for examples in (clean,) if peer is None else (clean, peer):
+    ablation, peer = (corrupt, clean) if isinstance(corrupt, NodeAblation) else (None, corrupt)
+    for examples in (clean, peer):
         check_ancestors_fixed(examples, outcome.nodes)
-    arrows = find_circuit_arrows(clean, peer, outcome.nodes, over, candidates)
+    arrows = find_circuit_arrows(clean, corrupt, outcome.nodes, over, candidates)
     if not arrows.edge_names:
         reason = "the clean and the corrupt sentence do not differ in any ancestor of the metric"
         if arrows.incoming or ablation:
@@ -1005,7 +1028,7 @@ def build_arrow_runs(
     ablated = np.flatnonzero(arrows.differing_nodes).tolist()
     overrides = {} if ablation is None else ablation.build_overrides(ablated)
     clean_state = run_with_cells(clean, arrows.outcome_nodes)
-    corrupt_state = run_with_cells(peer or clean, arrows.outcome_nodes, overrides)
+    corrupt_state = run_with_cells(peer, arrows.outcome_nodes, overrides)
     return ArrowRuns(clean_state, corrupt_state, arrows, outcome, len(clean), memory, clean.tokens, ablation)
 
 
