@@ -143,22 +143,22 @@ class Oracle:
 class AblatedValues:
     """The values that an ablation, or a function, sets instead of those of a run."""
 
-    def __init__(self, run, what):
-        self.run, self.what = run, what
+    def __init__(self, run, ablation):
+        self.run, self.ablation = run, ablation
 
     def value(self, node):
-        ground, what = self.run.model.ground, self.what
+        ground, ablation = self.run.model.ground, self.ablation
         name = ground.name(node)
         group, index = ground.unravel_index(node)
-        if isinstance(what, Mean) and what.sentences:
-            return torch.stack([sentence[name] for sentence in what.sentences]).mean(0)
-        if isinstance(what, Mean):
+        if isinstance(ablation, Mean) and ablation.sentences:
+            return torch.stack([sentence[name] for sentence in ablation.sentences]).mean(0)
+        if isinstance(ablation, Mean):
             words = range(ground.word_counts[group.word_stack])
             return torch.stack([self.run.value(node - index[-1] + word) for word in words]).mean(0)
         value = self.run.value(node)
-        if isinstance(what, Noise):
-            return value + sample_noise(name, what, value)
-        return torch.zeros_like(value) if isinstance(what, Zero) else what(value)
+        if isinstance(ablation, Noise):
+            return value + sample_noise(name, ablation, value)
+        return torch.zeros_like(value) if isinstance(ablation, Zero) else ablation(value)
 
 
 def with_values(model, patches):

@@ -1,17 +1,19 @@
 """Circuits whose left-out arrows, edges or nodes transmit an ablation: node by node by the reference, and by sweeps."""
 
 import random
+import re
 
 import pytest
 import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.interventions import Mean, Noise, Shift, Zero
+from bnet_transformer.interventions import Attend, Mean, Noise, Shift, Zero
 from bnet_transformer.interventions.acdc import CircuitPairs
-from tests.cases import CASES, close, get_case
+from bnet_transformer.interventions.circuit import FaithfulnessWarning
+from tests.cases import close, get_case
 from tests.edge_oracle import CircuitRun, get_outcome
-from tests.sweep_oracle import AblatedValues, get_outputs, make_metric
+from tests.sweep_oracle import AblatedValues, get_refusal, make_metric
 from tests.test_circuits import SHOWN, examples
 from tests.test_edges import QUICK as QUICK_EDGES, WITH_EDGES, make_fixed_pair
 
@@ -29,12 +31,12 @@ QUICK = ("chapter, two slices", "concat", "three stacks", "vanilla decoder, lear
 
 def list_cases(names, quick):
     return [
-        pytest.param(name, what, marks=[pytest.mark.slow] * (name not in quick)) for name in names for what in ABLATIONS
+        pytest.param(name, kind, marks=[pytest.mark.slow] * (name not in quick)) for name in names for kind in ABLATIONS
     ]
 
 
 class CircuitOfArrows(reference.ReferenceRun):
-    """The run of a circuit: a node reads `left_out.value(parent)` along a removed arrow."""
+    """The run of a circuit: along a removed arrow a node receives `left_out.value(parent)`."""
 
     def __init__(self, model, removed, left_out):
         super().__init__(model, {})
@@ -61,10 +63,10 @@ class CircuitOfArrows(reference.ReferenceRun):
         ]
 
 
-def build_runs(clean, what, metric, at, over=None):
+def build_runs(clean, kind, metric, at, over=None):
     """The runs; None if the intervention has no meaning for a node of the net."""
     try:
-        runs = CircuitPairs.parse(clean, what, metric, at, over, None, 2**29).build_runs()
+        runs = CircuitPairs.parse(clean, kind, metric, at, over, None, 2**29).build_runs()
         runs.evaluate(torch.zeros(1, len(runs.edge_names), dtype=torch.bool))
     except bt.EvidenceError as error:
         assert "has no words" in str(error) or "words" in str(error)
@@ -79,10 +81,10 @@ def draw_masks(count, shares=(0.5, 0.9)):
 
 
 @pytest.mark.parametrize("at", ["arrows", "nodes"])
-@pytest.mark.parametrize(("name", "what"), list_cases(SHOWN, QUICK))
-def test_circuits_of_arrows_and_nodes_equal_runs_node_by_node(name, what, at):
+@pytest.mark.parametrize(("name", "kind"), list_cases(SHOWN, QUICK))
+def test_circuits_of_arrows_and_nodes_equal_runs_node_by_node(name, kind, at):
     clean, corrupt, nodes = examples(name)
-    ablation, ground = ABLATIONS[what](clean, corrupt), clean[0].ground
+    ablation, ground = ABLATIONS[kind](clean, corrupt), clean[0].ground
     metric = make_metric([ground.name(node) for node in nodes])
     runs = build_runs(clean, ablation, metric, at)
     if runs is None:
@@ -95,7 +97,7 @@ def test_circuits_of_arrows_and_nodes_equal_runs_node_by_node(name, what, at):
             removed |= set() if is_retained else {(source, t) for t in targets or ground.children(source)}
         outcomes = []
         for s, other in zip(clean, corrupt, strict=True):
-            left_out = reference.ReferenceRun(other.state.model, {}) if what == "other sentence" else None
+            left_out = reference.ReferenceRun(other.state.model, {}) if kind == "other sentence" else None
             run = CircuitOfArrows(s.state.model, removed, left_out)
             run.left_out = left_out or AblatedValues(run, ablation)
             outcomes.append(run.get_outcomes(nodes))
@@ -104,11 +106,11 @@ def test_circuits_of_arrows_and_nodes_equal_runs_node_by_node(name, what, at):
     close(runs.evaluate_corrupt(), runs.evaluate(torch.zeros(1, len(runs.edge_names), dtype=torch.bool))[0])
 
 
-@pytest.mark.parametrize(("name", "what"), list_cases([case.name for case in WITH_EDGES], QUICK_EDGES))
-def test_circuits_of_edges_equal_runs_node_by_node(name, what):
+@pytest.mark.parametrize(("name", "kind"), list_cases([case.name for case in WITH_EDGES], QUICK_EDGES))
+def test_circuits_of_edges_equal_runs_node_by_node(name, kind):
     clean, corrupt, names = make_fixed_pair(get_case(name))
     metric, nodes = make_metric(names), [clean.ground.id(name) for name in names]
-    ablation = ABLATIONS[what]([clean], [corrupt])
+    ablation = ABLATIONS[kind]([clean], [corrupt])
     try:
         runs = build_runs(clean, ablation, metric, "edges")
     except bt.UnsupportedError as error:
@@ -117,16 +119,16 @@ def test_circuits_of_edges_equal_runs_node_by_node(name, what):
     if runs is None:
         pytest.skip("a node without words")
     masks = draw_masks(len(runs.edge_names))
-    other = corrupt.state.model if what == "other sentence" else ablation
+    other = corrupt.state.model if kind == "other sentence" else ablation
     for mask, actual in zip(masks, runs.evaluate(torch.tensor(masks)), strict=True):
         run = CircuitRun(clean.state.model, other, runs.structure, mask)
         close(actual, metric(*(value[None] for value in run.get_outcomes(nodes))))
 
 
-@pytest.mark.parametrize("what", list(ABLATIONS)[:-2])
-def test_a_circuit_of_all_nodes_but_one_is_a_cell_of_a_sweep(what):
+@pytest.mark.parametrize("kind", list(ABLATIONS)[:-2])
+def test_a_circuit_of_all_nodes_but_one_is_a_cell_of_a_sweep(kind):
     clean, corrupt, nodes = examples("concat")
-    ablation, metric = ABLATIONS[what](clean, corrupt), make_metric([clean[0].ground.name(node) for node in nodes])
+    ablation, metric = ABLATIONS[kind](clean, corrupt), make_metric([clean[0].ground.name(node) for node in nodes])
     for over in (("slice", "head"), ("slice", "word"), None):
         runs = CircuitPairs.parse(clean, ablation, metric, "nodes", over, None, 2**29).build_runs()
         for role in ("a", "v"):
@@ -134,3 +136,125 @@ def test_a_circuit_of_all_nodes_but_one_is_a_cell_of_a_sweep(what):
             for name in swept.names.values():
                 mask = torch.tensor([[unit != name for unit in runs.edge_names]])
                 close(runs.evaluate(mask)[0], swept.outcomes[swept.index_of(name)])
+
+
+def make_sentences():
+    words = ["the", "cat", "dog", "sat", "ran", "on", "a", "mat"]
+    net = bt.decoder(8, heads=2, slices=2, hidden=8, vocabulary=words, seed=0).to(torch.float64)
+    cleans = [net.sentence(text) for text in ("the cat sat on", "a dog ran on", "the mat sat on")]
+    return net, cleans, {"metric": {"y_3": ("cat", "dog")}, "over": ("slice", "head")}
+
+
+def test_a_circuit_of_nodes_has_nodes_arrows_and_a_figure(tmp_path):
+    _, cleans, options = make_sentences()
+    found = bt.circuit(cleans, Zero(), at="nodes", threshold="4%", **options)
+    assert 0 < found.edges < found.candidates and found.kind == "nodes" and found.over == ("nodes", "slice", "head")
+    assert set(found.edge_of.values()) - {None} <= set(found.retained)
+    ground, retained = cleans[0].ground, set(found.retained)
+    for arrow, unit in found.edge_of.items():  # an arrow belongs to the unit of its source
+        source = ground.id(arrow.split(" -> ")[0])
+        if unit is None:
+            assert cleans[0].state.model.spec(source).tpm.kind != "deterministic" or arrow.startswith("token")
+        else:
+            assert unit in retained and bt.circuit(cleans, Zero(), at="nodes", edges=[unit], **options).retained == (
+                unit,
+            )
+    assert found.nodes["embed_1"]["part"] == "differs" and found.nodes["y_3"]["part"] == "outcome"
+    assert {box.name for box in cleans[0].picture(highlight=found).boxes if not box.is_faded} == set(found.nodes)
+    again = bt.circuit(cleans, Zero(), at="nodes", edges=found.retained, **options)
+    close(again.outcome, found.outcome)
+    assert (found | again).retained == found.retained and f"{found.edges} of {found.candidates} nodes" in repr(found)
+    found.save(tmp_path / "circuit.safetensors")
+    loaded = bt.load(tmp_path / "circuit.safetensors")
+    close(loaded.run(cleans, Zero()).outcome, found.outcome)
+    close((loaded | loaded).outcome, found.outcome)
+
+
+@pytest.mark.parametrize("kind", ABLATIONS)
+def test_saved_circuits_evaluate_their_ablation_or_report_that_the_file_lacks_it(kind, tmp_path):
+    net, cleans, options = make_sentences()
+    ablation = ABLATIONS[kind](cleans, [net.sentence("a mat ran the")] * 3)
+    bt.circuit(cleans, ablation, edges="a_* -> *", **options).save(tmp_path / "circuit.safetensors")
+    loaded = bt.load(tmp_path / "circuit.safetensors")
+    if kind in ("mean of sentences", "function"):
+        with pytest.raises(bt.BNetError, match="a file does not contain"):
+            loaded | loaded
+    else:
+        close((loaded | loaded).outcome, loaded.outcome)
+    close(loaded.run(cleans, ablation).outcome, loaded.outcome)
+
+
+@pytest.mark.parametrize("at", ["arrows", "edges", "nodes"])
+def test_curves_of_ablations_end_at_the_net_and_start_at_the_empty_circuit(at):
+    net, cleans, options = make_sentences()
+    options |= {"at": at, "over": None if at == "edges" else options["over"]}
+    others = Mean([net.sentence(text) for text in ("a cat ran the", "dog dog mat on")])
+    scores = {"search": bt.circuit(cleans[:1], others, **options)}
+    if at != "arrows":
+        cells = {**options, "at": "a" if at == "nodes" else at}
+        scores["sweep"] = bt.sweep(cleans, others, direction="noise", **cells)
+    curves = bt.faithfulness_curves(
+        cleans, others, scores=scores, shares=(0.3, 0.6, 1), readout="y_3", baselines=(), **options
+    )
+    close(curves.outcomes["search"][0, -1], curves.clean)
+    close(curves.empty, bt.circuit(cleans, others, edges=[], **options).outcome)
+    assert curves.kl is not None and curves.kl["search"][-1] == pytest.approx(0, abs=1e-12)
+    assert f"{curves.edges} {'nodes' if at == 'nodes' else 'edges'}" in curves.caption
+
+
+def test_shifts_change_candidates_of_their_shape():
+    _, cleans, options = make_sentences()
+    vector = torch.linspace(-1, 1, 4, dtype=torch.float64)
+    chosen = {**options, "at": "nodes", "candidates": "a"}
+    result = bt.circuit(cleans, Shift(vector), edges=["a_0_0_*", "a_0_1_*", "a_1_0_*"], **chosen)
+    expected = bt.circuit(cleans, lambda value: value + vector, edges=["a_0_0_*", "a_0_1_*", "a_1_0_*"], **chosen)
+    close(result.outcome, expected.outcome)
+    shifted = [s.do({"a_1_1_*": Shift(vector)}) for s in cleans]
+    close(result.outcome, bt.circuit(shifted, cleans, edges=[], **options).clean)
+    with pytest.raises(bt.EvidenceError, match="a shift of shape"):
+        bt.circuit(cleans, Shift(vector), **options)
+
+
+def test_the_default_threshold_is_a_share_of_the_total_effect():
+    _, cleans, options = make_sentences()
+    found = bt.circuit(cleans, Zero(), **options)
+    assert found.threshold == pytest.approx(0.01 * float((found.clean - found.corrupt).abs().mean()))
+    assert "0.01 of the total effect" in found.caption
+
+
+def test_candidates_that_change_nothing_are_named():
+    net, _, options = make_sentences()
+    parameters = {name: value.clone() for name, value in net.parameters.items()}
+    parameters["W_v_1.value"][1] = 0.0
+    silent = net.replace(parameters).sentence("the cat sat on")
+    for at in ("arrows", "nodes", "edges"):
+        chosen = {**options, "at": at, "over": None if at == "edges" else options["over"]}
+        (note,) = bt.circuit(silent, Zero(), edges="a_1_1" if at == "nodes" else "a_1_1 -> *", **chosen).notes
+        assert "a_1_1" in note and "a_1_0" not in note
+    other = silent.net.sentence("the dog sat on")
+    (note, *_) = bt.circuit(silent, other, candidates=["v -> a", "W_q -> q"], **options).notes
+    assert "W_q -> q" in note and "v -> a" not in note
+    for identity in (lambda value: value, Shift(torch.zeros(4))):
+        with pytest.warns(FaithfulnessWarning):
+            found = bt.circuit(silent, identity, candidates="a", at="nodes", edges=["a_0_*"], **options)
+        assert "4 nodes change nothing" in found.notes[0]
+
+
+def test_ablations_without_a_meaning_are_refused():
+    net, cleans, options = make_sentences()
+    residual = bt.bayesuvius(dim=4, heads=1, residual=True).sentence("the cat sat")
+    for sides, chosen, message in [
+        ((cleans, Zero()), {"direction": "denoise"}, "direction: .*no corrupt run"),
+        ((cleans, Zero()), {"candidates": "token -> embed"}, "token, which has states"),
+        ((cleans, Zero()), {"at": "nodes", "candidates": "token"}, "token, which has states"),
+        ((cleans, Zero()), {"at": "nodes", "candidates": "v -> a"}, "role of candidates"),
+        ((cleans, Zero()), {"at": "nodes", "edges": ["y_3"]}, "node"),
+        ((Zero(), cleans), {}, "clean: .*sentences"),
+        ((cleans, Attend([1.0])), {}, "corrupt: .*function of the value"),
+        ((cleans, 0.5), {}, "corrupt: .*function of the value"),
+        ((cleans, lambda value: value[..., :1]), {}, "shape"),
+        ((cleans, lambda value: value * float("nan")), {}, "finite numbers"),
+        ((cleans, Mean([net.sentence("the cat")])), {}, "of 2 words"),
+        ((residual, Zero()), {"at": "edges", "over": None, "metric": lambda y_2: y_2[:, 0]}, "."),
+    ]:
+        assert re.search(message, get_refusal(bt.circuit, *sides, **{**options, **chosen})), message

@@ -241,8 +241,7 @@ def test_total_effects_near_zero_warn(pairs):
 def test_invalid_calls(pairs):
     clean, corrupt = pairs[0][:2], pairs[1][:2]
     for options, term in [
-        ({}, "threshold= for a search"),
-        ({"threshold": 1, "edges": "* -> *"}, "both of them"),
+        ({"threshold": 1, "edges": "* -> *"}, "threshold= for a search"),
         ({"threshold": "5"}, 'such as "5%"'),
         ({"threshold": "x%"}, 'such as "5%"'),
         ({"threshold": 1, "direction": "up"}, "direction"),

@@ -381,6 +381,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {  # of other classes whose objects are p
     "declare.io": ("Network",),
     "graph": ("Quotient",),
     "inference": ("GroupStates",),
+    "inference.do_values": ("Mean", "Noise", "Shift", "Zero"),
     "interventions.acdc": ("CircuitPairs",),
     "interventions.sweep_results": ("CellGrid",),
     "interventions.examples": ("Examples",),

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.results import UnsavedFunction, register_codec
 from bnet_transformer._core.tensors import copy_to_tensor
 from bnet_transformer.data.encode import encode_value, suggest_do, to_reals
 from bnet_transformer.declare import NodeSpec
@@ -60,6 +61,14 @@ class Mean:
             hint = "Use Mean() for the mean over the words of the sentence"
             raise BNetError("Mean", expected="a list of sentences", actual=sentences, hint=hint)
         object.__setattr__(self, "sentences", tuple(sentences or ()))
+
+
+register_codec(  # a file does not contain the sentences
+    Mean,
+    lambda mean: {"has_sentences": bool(mean.sentences)},
+    lambda fields, trust: UnsavedFunction("Mean") if fields["has_sentences"] else Mean(),
+    {"has_sentences": bool},
+)
 
 
 @dataclass(frozen=True)

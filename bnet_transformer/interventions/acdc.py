@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.process import check_cancelled
+from bnet_transformer._core.results import UnsavedFunction
 from bnet_transformer._core.tensors import IntArray
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
@@ -42,6 +43,7 @@ from bnet_transformer.reference import check_discrete_node
 
 MIN_HELD_OUT = 8  # the number of pairs from which a part is held out by default
 HELD_OUT_SHARE = 0.25
+ABLATIONS = Zero | Mean | Noise | Shift  # and functions of the value
 ARROWS = "arrows"  # ground arrows, joined by `over`; the other kind of edges is `EDGES`
 
 
@@ -134,14 +136,22 @@ class CircuitPairs:
     @property
     def _other_side(self) -> Examples | NodeAblation:
         """The corrupt sentences, or the ablation of the clean ones."""
+        if isinstance(self.corrupt, UnsavedFunction):
+            hint = "Use run(clean, corrupt) with the ablation"
+            raise BNetError("corrupt", expected="an ablation", actual=self.corrupt, hint=hint)
         return self.partners or NodeAblation(self.corrupt, self.clean, self.memory)
 
 
 def _parse_sides(clean: object, corrupt: object) -> tuple[Examples, Any]:
     """The clean sentences, and the corrupt ones or the ablation."""
-    is_function = callable(corrupt) and get_sentence_state(corrupt) is None
-    if isinstance(corrupt, Zero | Mean | Noise | Shift) or is_function:
+    is_sentence = isinstance(corrupt, list | tuple) or get_sentence_state(corrupt) is not None
+    if isinstance(clean, ABLATIONS):
+        raise BNetError("clean", expected="sentences", actual=clean, hint="Pass the ablation as corrupt")
+    if not is_sentence and (isinstance(corrupt, ABLATIONS) or callable(corrupt)):
         return parse_examples("clean", clean), corrupt
+    if not is_sentence:
+        expected = "sentences, Zero(), Mean(...), Noise(...), Shift(...), or a function of the value of a node"
+        raise BNetError("corrupt", expected=expected, actual=corrupt)
     return parse_example_pair(clean, corrupt)
 
 

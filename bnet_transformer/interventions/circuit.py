@@ -36,7 +36,7 @@ from bnet_transformer.interventions.acdc import (
     parse_threshold,
     search_circuit,
 )
-from bnet_transformer.interventions.circuit_runs import INPUT, CircuitRuns, build_mask, match_edges
+from bnet_transformer.interventions.circuit_runs import INPUT, NODES, CircuitRuns, build_mask, match_edges
 from bnet_transformer.interventions.edges import EDGES, READOUT, EdgeStructure, iter_chain_arrows
 from bnet_transformer.interventions.examples import (
     DEFAULT_MEMORY,
@@ -431,7 +431,7 @@ class Circuit(ComparableResult):
     Attributes:
         threshold: The threshold of the search, as a number; None without a search.
         direction: The direction of the search; None without a search.
-        over: The axes along which arrows are separate edges.
+        over: The axes along which arrows are separate edges; after `"nodes"`, the axes along which nodes are separate.
         effects: For each tested edge, in the order of the tests, how much its removal increased the mean over the
             examples of `|metric(H) - metric(clean)|`; 0 for an edge that no longer leads to the metric. With
             `direction="denoise"` it is the increase of `|metric(H) - metric(corrupt)|` when the edge is restored; with
@@ -441,7 +441,7 @@ class Circuit(ComparableResult):
         idle: The number of arrows between ancestors of the metric that transmit no difference between the runs, such as
             those from weights and from equal words.
         clean: The metric of the clean run, `[example]`.
-        corrupt: The metric of the corrupt run, `[example]`.
+        corrupt: The metric of the corrupt run, or with an ablation that of the circuit without edges, `[example]`.
         outcome: The metric of the circuit, `[example]`.
         arrows: The ground arrows (`"v_0_0_1 -> a_0_0_3"`) on a path from a node that differs to the metric.
         nodes: The nodes on these paths, with their attributes.
@@ -449,6 +449,8 @@ class Circuit(ComparableResult):
         is_in_sample: Whether the edges were found on these examples.
         held_out: The same edges on pairs that the search did not use; None without such pairs.
         pairs: The sentences and the metric of all pairs, for set operations.
+        notes: What to consider: the edges and the candidates that change nothing, because what replaces their value is
+            equal to it in all examples.
     """
 
     _shapes = "clean corrupt outcome: float64 example"
@@ -469,6 +471,7 @@ class Circuit(ComparableResult):
     is_in_sample: bool
     held_out: Circuit | None
     pairs: CircuitPairs = field(repr=False)
+    notes: tuple[str, ...] = ()
 
     @property
     def edges(self) -> int:
@@ -479,6 +482,11 @@ class Circuit(ComparableResult):
     def candidates(self) -> int:
         """The number of edges that transmit a difference to the metric; a search tests each of them."""
         return len(self.edge_names)
+
+    @property
+    def kind(self) -> str:
+        """`"edges"`, or `"nodes"` if each edge is all arrows from a node."""
+        return NODES if NODES in self.over else EDGES
 
     @property
     def faithfulness(self) -> float:
@@ -518,7 +526,7 @@ class Circuit(ComparableResult):
 
         Args:
             clean: The clean sentence or sentences, of the same net.
-            corrupt: The corrupt sentence or sentences.
+            corrupt: The corrupt sentence or sentences, or an ablation.
             metric: The metric; None for that of this circuit, if it has no states or data of each example.
 
         Returns:
@@ -739,7 +747,7 @@ class Circuit(ComparableResult):
         """The number of edges, the threshold, and the faithfulness in the sample and out of it, as text."""
         search = "" if self.threshold is None else f" at threshold {self.threshold:g}"
         search += f" by {self.direction}" if self.direction not in (None, "noise") else ""
-        text = f"{self.edges} of {self.candidates} edges{search}, faithfulness {self._format_faithfulness()}"
+        text = f"{self.edges} of {self.candidates} {self.kind}{search}, faithfulness {self._format_faithfulness()}"
         return text if self.held_out is None else f"{text}, {self.held_out._format_faithfulness('held-out ')}"
 
     def _format_faithfulness(self, kind: str = "") -> str:
@@ -750,15 +758,18 @@ class Circuit(ComparableResult):
 
     @property
     def caption(self) -> str:
-        """The number of edges, the faithfulness and the number of idle arrows, in one line."""
-        return f"{self._format_summary()}; {self.idle:,} arrows transmit no difference"
+        """The number of edges, the faithfulness, the threshold and the number of idle arrows, in one line."""
+        total = float((self.clean - self.corrupt).abs().mean())
+        has_share = self.is_in_sample and self.threshold is not None and total > 0
+        share = f"; the threshold is {(self.threshold or 0.0) / total:.3g} of the total effect" if has_share else ""
+        return f"{self._format_summary()}{share}; {self.idle:,} arrows transmit no difference"
 
     def _get_shown_frame(self) -> pd.DataFrame:
         frame = self.to_dataframe()
         return frame[frame["kept"]].sort_values("effect", ascending=False, kind="stable").drop(columns="kept")
 
     def _get_notes(self) -> Sequence[str]:
-        return [note for note in [explain_weak_total(self.clean, self.corrupt)] if note]
+        return [note for note in [explain_weak_total(self.clean, self.corrupt), *self.notes] if note]
 
 
 def evaluate_circuit(
@@ -772,7 +783,7 @@ def evaluate_circuit(
     """Run a circuit on all pairs, and divide the metric into the examples in the sample and those out of it."""
     mask = build_mask(runs, names)
     clean, corrupt, outcome = runs.evaluate_clean(), runs.evaluate_corrupt(), runs.evaluate(mask[None])[0]
-    parts = runs.trace(mask)
+    parts, notes = runs.trace(mask), runs.list_notes()
 
     def build(positions: Sequence[int], *, is_in_sample: bool, held_out: Circuit | None) -> Circuit:
         index = torch.as_tensor(positions, dtype=torch.long)
@@ -792,6 +803,7 @@ def evaluate_circuit(
             edge_of=parts.edge_of,
             is_in_sample=is_in_sample,
             held_out=held_out,
+            notes=notes,
             pairs=pairs,
         )
 
@@ -848,22 +860,33 @@ def circuit(
     other arrow the value in the corrupt run. An edge is removed if that increases the mean over the examples of
     `|metric(H) - metric(clean)|` by less than `threshold`. With `edges` there is no search.
 
+    With an ablation instead of corrupt sentences, an arrow that is left out transmits the ablated value of its parent.
+    A value that depends on that of the node is computed from its value in the run of the circuit. Only real nodes are
+    ablated, by default those that depend on the words: arrows from tokens and states are never removed. The metric of
+    the circuit without edges is then that of the corrupt side.
+
     Args:
         clean: The sentence, or the list of sentences (the examples), that the circuit runs.
-        corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words.
+        corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words. Or an
+            ablation: `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)`, `Shift(vector)`, or a function of the
+            value, which receives and returns `[..., *shape]`.
         metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `bt.sweep`.
         threshold: The increase of the mean distance to the clean metric up to which an edge is removed: a number of at
-            least 0, or a share of the mean of `|clean - corrupt|`, such as `"5%"`.
+            least 0, or a share of the mean of `|clean - corrupt|`, such as `"5%"`; by default `"1%"`. The increases of
+            removed edges add up: `faithfulness` is the share of the total effect that the circuit retains.
         edges: The edges of a circuit that is evaluated instead of a search: names, patterns such as `"a_0_* -> *"`, in
-            which a star is every value of one index, or a circuit of a file.
+            which a star is every value of one index, or a circuit of a file. With `at="nodes"` the nodes.
         direction: `"noise"` removes edges from the clean run; `"denoise"` restores edges in the corrupt run, and
             retains those whose restoration changes the metric by at least the threshold; `"both"` retains the edges of
             either search. Of two branches of which one suffices, only `"denoise"` and `"both"` find the second.
-        at: The kind of edges: `"arrows"`, ground arrows, or `"edges"`, those of `net.edges()`.
+        at: The kind of edges: `"arrows"`, ground arrows; `"edges"`, those of `net.edges()`; or `"nodes"`, all arrows
+            from a node, so that all nodes which depend on a node that is left out use its other value. The metric is
+            no such node: the value of its nodes is that in the run of the circuit.
         over: The axes along which arrows are separate edges: `"slice"`, the plates of the net and `"word"`; by default
-            all. With `("slice", "head")` the arrows between all words of two node groups are one edge.
-        candidates: The arrows that may be removed, such as `["v -> a", "k -> a"]`; other arrows are retained. By
-            default all arrows.
+            all. With `("slice", "head")` the arrows between all words of two node groups are one edge. With
+            `at="nodes"` the axes along which nodes are separate, as in `bt.sweep`.
+        candidates: The arrows that may be removed, such as `["v -> a", "k -> a"]`, or with `at="nodes"` the roles, such
+            as `["a"]`; other arrows are retained. By default all.
         held_out: The pairs that the search does not use, on which the circuit is evaluated: a share of the pairs,
             chosen by `seed`, or other sentences, `(clean, corrupt)`, with another metric if that names states of each
             example, `(clean, corrupt, metric)`; by default a quarter of 8 or more pairs.
@@ -875,7 +898,8 @@ def circuit(
         The circuit: its edges and arrows, the effect of each tested edge, and its metric, `[example]`.
 
     Raises:
-        BNetError: No candidate transmits a difference between the sentences to the metric, or an edge is unknown.
+        BNetError: No candidate transmits a difference between the sentences to the metric, an edge is unknown, or an
+            ablation has no meaning: with another `direction` than `"noise"`, or of nodes without real values.
         UnsupportedError: A random ancestor of the metric is not set, or a node group cannot be tested in a batch.
 
     >>> import bnet_transformer as bt
@@ -884,6 +908,10 @@ def circuit(
     >>> found = bt.circuit(clean, corrupt, metric=lambda x_1_2: x_1_2[:, 0], threshold=10.0)
     >>> found.edges, found.candidates
     (0, 10)
+    >>> from bnet_transformer.interventions import Zero
+    >>> zeros = bt.circuit(clean, Zero(), metric=lambda x_1_2: x_1_2[:, 0], at="nodes", over=("slice", "head"))
+    >>> zeros.kind, zeros.candidates
+    ('nodes', 9)
     """
     check_choice("direction", direction, DIRECTIONS)
     check_choice("progress", progress, (True, False, None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
@@ -53,6 +53,8 @@ from bnet_transformer.tpm import Attention, Bilinear, Dot, EvalContext
 
 
 INPUT, OUTCOME, BETWEEN = "differs", "outcome", "between"  # the part of a node in a circuit
+MAX_LISTED = 5  # names in a note
+ROUNDING_STEPS = 4  # values that differ by less are equal
 NODES = "nodes"  # the first entry of `over` if edges are nodes: all arrows from a node are one edge
 
 
@@ -113,6 +115,10 @@ class CircuitRuns(Protocol):
         """The mask of the edges that lead to the metric along the retained ones, `[edge]`; by default all edges."""
         return torch.ones_like(retained)
 
+    def list_notes(self) -> tuple[str, ...]:
+        """What a reader of the circuits should consider, such as edges that change nothing; by default nothing."""
+        return ()
+
     def check_edge(self, name: str) -> None:
         """Raise an error if the net has no such edge. Edges without a difference may have no column in the masks."""
         if name not in self.edge_names:
@@ -151,6 +157,28 @@ def build_mask(runs: CircuitRuns, names: Iterable[str]) -> Tensor:
     """The mask of the named edges, `[edge]`; names without a column are omitted."""
     included = set(names)
     return torch.tensor([name in included for name in runs.edge_names], dtype=torch.bool)
+
+
+def describe_unchanged(names: Sequence[str], kind: str = "edges") -> tuple[str, ...]:
+    """The note on edges, or candidates, that transmit the same value whether they are in a circuit or not."""
+    if not names:
+        return ()
+    listed = ", ".join(names[:MAX_LISTED]) + ("" if len(names) <= MAX_LISTED else ", ...")
+    return (f"{len(names):,} {kind} change nothing, because what replaces their value is equal to it: {listed}",)
+
+
+def find_changed_nodes(state: ExecutionState, index: int, first: Tensor, second: Tensor) -> BoolArray:
+    """Whether the nodes of a group have other values in two runs, by more than rounding in some example, `[node]`."""
+    spec, layout = state.network.specs[index], state.layout
+    precision = torch.finfo(first.dtype).eps if first.is_floating_point() else 0.0
+    differs = ~torch.isclose(first, second.to(first.dtype), rtol=ROUNDING_STEPS * precision, atol=0)
+    leading, event = differs.shape[: layout.batch_dim + 1], differs.shape[layout.rank :]
+    full = differs.expand(*leading, *get_layout_shape(state, spec), *event)
+    axes = [layout.axis(plate) for plate in spec.group.plates]
+    axes += [layout.word_dim] if spec.group.word_stack is not None else []
+    nodes = full.movedim(axes, list(range(len(axes)))).flatten(0, len(axes) - 1) if axes else full[None]
+    changed: BoolArray = nodes.flatten(1).any(-1).cpu().numpy()
+    return changed
 
 
 def describe_node(
@@ -223,6 +251,7 @@ class CircuitArrows:
             nodes, or all nodes that are ablated.
         num_idle: The number of arrows between ancestors of the outcomes that transmit no difference.
         over: The axes along which arrows are separate edges; after `NODES`, those along which nodes are.
+        silent: The candidates, as the user passed them, of which no arrow transmits a difference.
     """
 
     ground: GroundGraph
@@ -234,6 +263,7 @@ class CircuitArrows:
     differing_nodes: BoolArray = field(repr=False)
     num_idle: int = 0
     over: tuple[str, ...] = ()
+    silent: tuple[str, ...] = ()
 
 
 def find_circuit_arrows(
@@ -258,7 +288,8 @@ def find_circuit_arrows(
     model, ground, is_of_nodes = clean.model, clean.model.ground, NODES in over
     is_ancestor = np.zeros(len(ground), dtype=bool)
     is_ancestor[[*outcome_nodes, *ancestors(ground, outcome_nodes)]] = True
-    pairs = _parse_candidates(ground, candidates, is_of_nodes=is_of_nodes)
+    parsed = _parse_candidates(ground, candidates, is_of_nodes=is_of_nodes)
+    pairs = None if parsed is None else set[tuple[int, int]]().union(*parsed.values())
     if isinstance(corrupt, NodeAblation):
         pairs = _select_real_sources(model, pairs)
         ablated, differing = {parent for parent, _ in pairs}, np.zeros(len(ground), dtype=bool)
@@ -279,6 +310,7 @@ def find_circuit_arrows(
             by_group.setdefault(edge.child, []).append((edge, sources[active], targets[active]))
     names: dict[int, list[str]] = {}  # of the edge of each arrow, by the group of the target; "" if it is never removed
     group_edges: dict[int, dict[str, int]] = {}
+    used = set[tuple[int, int]]()
     for index in sorted(by_group):
         _check_removable(model, index, can_differ)
         names[index] = []
@@ -286,6 +318,7 @@ def find_circuit_arrows(
             arrow_names = [""] * len(sources)
             if pairs is None or (edge.parent, edge.child) in pairs:
                 arrow_names = _name_edges(ground, sources, targets, over)
+                used.add((edge.parent, edge.child))
                 members = group_edges.setdefault(edge.parent if is_of_nodes else index, {})
                 for name, source in zip(arrow_names, sources.tolist(), strict=True):
                     members.setdefault(name, source)
@@ -307,9 +340,9 @@ def find_circuit_arrows(
     if isinstance(corrupt, NodeAblation):
         for part in incoming.values():
             first[part.targets] = False
-    return CircuitArrows(
-        ground, tuple(outcome_nodes), incoming, edge_names, edges_by_group, first, differing, num_idle, over
-    )
+    masks = edges_by_group, first, differing
+    silent = tuple(pattern for pattern, members in (parsed or {}).items() if not members & used)
+    return CircuitArrows(ground, tuple(outcome_nodes), incoming, edge_names, *masks, num_idle, over, silent)
 
 
 def _mark_ancestors_of_words(ground: GroundGraph, is_ancestor: BoolArray, ablated: Collection[int]) -> None:
@@ -460,8 +493,10 @@ def _check_removable(model: GroundModel, index: int, can_differ: BoolArray) -> N
             )
 
 
-def _parse_candidates(ground: GroundGraph, candidates: object, *, is_of_nodes: bool) -> set[tuple[int, int]] | None:
-    """The pairs (parent group, child group) whose arrows may be removed; None for all."""
+def _parse_candidates(
+    ground: GroundGraph, candidates: object, *, is_of_nodes: bool
+) -> dict[str, set[tuple[int, int]]] | None:
+    """For each candidate the pairs (parent group, child group) whose arrows may be removed; None for all."""
     if candidates is None:
         return None
     patterns = check_sequence("candidates", [candidates] if isinstance(candidates, str) else candidates, str)
@@ -470,13 +505,11 @@ def _parse_candidates(ground: GroundGraph, candidates: object, *, is_of_nodes: b
     for edge in ground.template.edges:
         ends = (groups[edge.parent].stem,) if is_of_nodes else (groups[edge.parent].stem, groups[edge.child].stem)
         known.setdefault(join_path(ends), set()).add((edge.parent, edge.child))
-    pairs: set[tuple[int, int]] = set()
-    for pattern in patterns:
-        name = join_path(split_path(pattern))
+    names = {pattern: join_path(split_path(pattern)) for pattern in patterns}
+    for pattern, name in names.items():
         if name not in known:
             raise unknown_name_error(f"{'role' if is_of_nodes else 'arrow'} of candidates", pattern, known)
-        pairs |= known[name]
-    return pairs
+    return {pattern: known[name] for pattern, name in names.items()}
 
 
 def _name_edges(ground: GroundGraph, sources: IntArray, targets: IntArray, over: Collection[str]) -> list[str]:
@@ -747,11 +780,12 @@ class NodeAblation:
                 example = value.new_zeros(spec.shape)
                 noise = torch.stack([sample_noise(name, self.intervention, example) for name in names])
                 return value + lay_out_value(state, index, noise.reshape(1, *model.ground.shapes[index], *spec.shape))
-        result = self.intervention(value)
-        if not isinstance(result, Tensor) or result.shape != value.shape:
-            name, actual = spec.group.name, tuple(result.shape) if isinstance(result, Tensor) else result
-            expected = f"a tensor of the shape of its argument, {tuple(value.shape)}"
-            raise BNetError(f"corrupt: the function of {name}", expected=expected, actual=actual)
+        result: Tensor = self.intervention(value)
+        is_valid = isinstance(result, Tensor) and result.shape == value.shape
+        if not is_valid or not bool(result.isfinite().all()):
+            actual = "NaN or infinity" if is_valid else tuple(getattr(result, "shape", ())) or result
+            expected = f"finite numbers of the shape of its argument, {tuple(value.shape)}"
+            raise BNetError(f"corrupt: the function of {spec.group.name}", expected=expected, actual=actual)
         return result
 
 
@@ -848,6 +882,21 @@ class ArrowRuns(CircuitRuns):
             connected[incoming.edge_ids[needed[incoming.targets]]] = True
         return torch.from_numpy(connected[:-1])
 
+    @torch.no_grad()
+    def list_notes(self) -> tuple[str, ...]:
+        """The candidates that transmit no difference, and the edges whose nodes have equal values in both runs."""
+        arrows, changed = self.arrows, np.zeros(len(self.arrows.ground), dtype=bool)
+        left_out = self._build_left_out_state(self.clean, self.ablated_groups)
+        for index in self.ablated_groups:
+            values = self.clean.values[index], left_out.values[index]
+            changed[get_node_slice(arrows.ground, index)] = find_changed_nodes(self.clean, index, *values)
+        is_changed = np.zeros(len(self.edge_names) + 1, dtype=bool)
+        for part in arrows.incoming.values():
+            is_changed[part.edge_ids[changed[part.sources]]] = True
+        unchanged = [name for name, flag in zip(self.edge_names, is_changed[:-1], strict=True) if not flag]
+        kind = "nodes" if NODES in arrows.over else "edges"
+        return describe_unchanged(arrows.silent, "candidates") + describe_unchanged(unchanged, kind)
+
     def check_edge(self, name: str) -> None:
         """Raise an error if the net has no such edge."""
         check_edge_name(self.arrows, name)
@@ -935,14 +984,15 @@ class ArrowRuns(CircuitRuns):
         if key not in self._masked_groups:
             self._masked_groups[key] = MaskedGroup.build(self.clean, self.arrows, index, word)
         masked, state = self._masked_groups[key], self._build_state(spec, word, values, single_words)
-        result = masked.compute(state, self._build_left_out_state(state, spec), retained)
+        left_out = self._build_left_out_state(state, {parent.index for parent in spec.parents})
+        result = masked.compute(state, left_out, retained)
         return restore_set_values(self.clean, index, result, word)
 
-    def _build_left_out_state(self, state: ExecutionState, spec: NodeSpec) -> ExecutionState:
-        """The state that a group reads along arrows that are left out."""
+    def _build_left_out_state(self, state: ExecutionState, groups: AbstractSet[int]) -> ExecutionState:
+        """The state with the values of groups that arrows transmit which are left out."""
         if self.ablation is None or not self.ablation.is_relative:
             return self.corrupt
-        ablated = {p.index for p in spec.parents} & self.ablated_groups
+        ablated = groups & self.ablated_groups
         values = {index: self.ablation.apply(state, index, state.values[index]) for index in ablated}
         return replace(state, values={**state.values, **values})
 

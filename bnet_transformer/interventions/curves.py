@@ -34,7 +34,8 @@ from bnet_transformer.interventions.circuit import (
     explain_weak_total,
     is_total_zero,
 )
-from bnet_transformer.interventions.circuit_runs import CircuitRuns
+from bnet_transformer.interventions.circuit_runs import NODES, CircuitRuns
+from bnet_transformer.interventions.edges import EDGES
 from bnet_transformer.interventions.examples import DEFAULT_MEMORY, describe_metric, explain_unchecked_metric
 from bnet_transformer.interventions.sweep_results import Sweep
 
@@ -71,7 +72,8 @@ class FaithfulnessCurves(ComparableResult):
         kl: With `readout=`, for each method the mean over the pairs of `KL(P_clean || P_C)` of this node, in nats, for
             the circuits of its ranking by absolute scores, `[share]`; for a random baseline the mean over its draws.
         metric: The metric: its node and states, or the parameters of a function; empty if it is unknown.
-        over: The axes along which arrows are separate edges; `("edges",)` for edges from writers to readers.
+        over: The axes along which arrows are separate edges; `("edges",)` for edges from writers to readers; after
+            `"nodes"`, the axes along which nodes are separate.
         digests: A digest of the words of each pair; empty if they are unknown.
     """
 
@@ -259,7 +261,8 @@ class FaithfulnessCurves(ComparableResult):
 
     def _format_size(self) -> str:
         """The numbers of edges and pairs, as text."""
-        return f"{self.edges:,} edges, {self.examples} pair{'s' * (self.examples != 1)}"
+        kind = NODES if NODES in self.over else EDGES
+        return f"{self.edges:,} {kind}, {self.examples} pair{'s' * (self.examples != 1)}"
 
     @property
     def caption(self) -> str:
@@ -300,7 +303,7 @@ def faithfulness_curves(
 
     Args:
         clean: The clean sentence, or the list of sentences.
-        corrupt: The corrupt sentence or sentences.
+        corrupt: The corrupt sentence or sentences, or an ablation of the clean ones, as for `bt.circuit`.
         metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `bt.sweep`.
         scores: The scores of edges by method, `{"sweep": sweep, "mine": {"v_0_0_1 -> a_0_0_3": 0.2, ...}}`, or the
             scores of one method. Scores are a mapping from names of edges, a `Sweep`, whose effects get the sign of a
@@ -311,7 +314,8 @@ def faithfulness_curves(
             distribution in the clean run to that in each circuit.
         baselines: The baselines: `"random"`, or none.
         random_draws: The number of random rankings, whose curves are averaged.
-        at: The kind of edges: `"arrows"`, ground arrows, or `"edges"`, those of `net.edges()`.
+        at: The kind of edges: `"arrows"`, ground arrows; `"edges"`, those of `net.edges()`; or `"nodes"`, all arrows
+            from a node, as for `bt.circuit`.
         over: The axes along which arrows are separate edges, as for `bt.circuit`; the scores have the same names.
         candidates: The arrows that may be removed; by default all.
         confidence: The confidence level of the intervals.

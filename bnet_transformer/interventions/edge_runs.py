@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,12 +29,15 @@ from bnet_transformer.interventions.circuit_runs import (
     CircuitRuns,
     NodeAblation,
     describe_node,
+    describe_unchanged,
     evaluate_group,
+    find_changed_nodes,
     get_outcomes,
     restore_set_values,
     run_with_cells,
 )
 from bnet_transformer.interventions.edge_attribution import find_blocked_edges
+from bnet_transformer.interventions.edge_patches import get_writer_values
 from bnet_transformer.interventions.edges import (
     READOUT,
     EdgeStructure,
@@ -688,6 +692,20 @@ class EdgeRunner(CircuitRuns):
                         )
                     )
         return torch.from_numpy(connected & ~self.blocked)
+
+    @torch.no_grad()
+    def list_notes(self) -> tuple[str, ...]:
+        """The edges whose writers have equal values in both runs."""
+        table, structure = self.structure.edges, self.structure
+        changed = [np.zeros(structure.count_units(writer.spec), dtype=bool) for writer in structure.writer_groups]
+        for run, (w, writer) in itertools.product(self.runs, enumerate(structure.writer_groups)):
+            index, value = writer.spec.group.index, get_writer_values(structure, run.clean, w)
+            other = get_writer_values(structure, run.corrupt, w)
+            if run.ablation is not None:
+                other = run.ablation.apply(run.clean, index, value)
+            changed[w] |= find_changed_nodes(run.clean, index, value, other).reshape(len(changed[w]), -1).any(-1)
+        ends = zip(table.names, table.writers.tolist(), table.writer_units.tolist(), strict=True)
+        return describe_unchanged([name for name, w, unit in ends if not changed[w][unit]])
 
     def trace(self, retained: Tensor) -> CircuitParts:
         """The edges on a path from a writer that differs to the metric, and the arrows from readers to writers."""
