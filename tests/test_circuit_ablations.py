@@ -147,11 +147,11 @@ def make_sentences():
 
 def test_a_circuit_of_nodes_has_nodes_arrows_and_a_figure(tmp_path):
     _, cleans, options = make_sentences()
-    found = bt.circuit(cleans, Zero(), at="nodes", threshold="4%", **options)
-    assert 0 < found.edges < found.candidates and found.kind == "nodes" and found.over == ("nodes", "slice", "head")
-    assert set(found.edge_of.values()) - {None} <= set(found.retained)
-    ground, retained = cleans[0].ground, set(found.retained)
-    for arrow, unit in found.edge_of.items():  # an arrow belongs to the unit of its source
+    result = bt.circuit(cleans, Zero(), at="nodes", threshold="4%", **options)
+    assert 0 < result.edges < result.candidates and result.kind == "nodes" and result.over == ("nodes", "slice", "head")
+    assert set(result.edge_of.values()) - {None} <= set(result.retained)
+    ground, retained = cleans[0].ground, set(result.retained)
+    for arrow, unit in result.edge_of.items():  # an arrow belongs to the unit of its source
         source = ground.id(arrow.split(" -> ")[0])
         if unit is None:
             assert cleans[0].state.model.spec(source).tpm.kind != "deterministic" or arrow.startswith("token")
@@ -159,15 +159,15 @@ def test_a_circuit_of_nodes_has_nodes_arrows_and_a_figure(tmp_path):
             assert unit in retained and bt.circuit(cleans, Zero(), at="nodes", edges=[unit], **options).retained == (
                 unit,
             )
-    assert found.nodes["embed_1"]["part"] == "differs" and found.nodes["y_3"]["part"] == "outcome"
-    assert {box.name for box in cleans[0].picture(highlight=found).boxes if not box.is_faded} == set(found.nodes)
-    again = bt.circuit(cleans, Zero(), at="nodes", edges=found.retained, **options)
-    close(again.outcome, found.outcome)
-    assert (found | again).retained == found.retained and f"{found.edges} of {found.candidates} nodes" in repr(found)
-    found.save(tmp_path / "circuit.safetensors")
+    assert result.nodes["embed_1"]["part"] == "differs" and result.nodes["y_3"]["part"] == "outcome"
+    assert {box.name for box in cleans[0].picture(highlight=result).boxes if not box.is_faded} == set(result.nodes)
+    again = bt.circuit(cleans, Zero(), at="nodes", edges=result.retained, **options)
+    close(again.outcome, result.outcome)
+    assert (result | again).retained == result.retained and f"{result.edges} of {result.candidates} nodes" in repr(result)
+    result.save(tmp_path / "circuit.safetensors")
     loaded = bt.load(tmp_path / "circuit.safetensors")
-    close(loaded.run(cleans, Zero()).outcome, found.outcome)
-    close((loaded | loaded).outcome, found.outcome)
+    close(loaded.run(cleans, Zero()).outcome, result.outcome)
+    close((loaded | loaded).outcome, result.outcome)
 
 
 @pytest.mark.parametrize("kind", ABLATIONS)
@@ -188,16 +188,16 @@ def test_saved_circuits_evaluate_their_ablation_or_report_that_the_file_lacks_it
 def test_curves_of_ablations_end_at_the_net_and_start_at_the_empty_circuit(at):
     net, cleans, options = make_sentences()
     options |= {"at": at, "over": None if at == "edges" else options["over"]}
-    others = Mean([net.sentence(text) for text in ("a cat ran the", "dog dog mat on")])
-    scores = {"search": bt.circuit(cleans[:1], others, **options)}
+    donors = Mean([net.sentence(text) for text in ("a cat ran the", "dog dog mat on")])
+    scores = {"search": bt.circuit(cleans[:1], donors, **options)}
     if at != "arrows":
         cells = {**options, "at": "a" if at == "nodes" else at}
-        scores["sweep"] = bt.sweep(cleans, others, direction="noise", **cells)
+        scores["sweep"] = bt.sweep(cleans, donors, direction="noise", **cells)
     curves = bt.faithfulness_curves(
-        cleans, others, scores=scores, shares=(0.3, 0.6, 1), readout="y_3", baselines=(), **options
+        cleans, donors, scores=scores, shares=(0.3, 0.6, 1), readout="y_3", baselines=(), **options
     )
     close(curves.outcomes["search"][0, -1], curves.clean)
-    close(curves.empty, bt.circuit(cleans, others, edges=[], **options).outcome)
+    close(curves.empty, bt.circuit(cleans, donors, edges=[], **options).outcome)
     assert curves.kl is not None and curves.kl["search"][-1] == pytest.approx(0, abs=1e-12)
     assert f"{curves.edges} {'nodes' if at == 'nodes' else 'edges'}" in curves.caption
 
@@ -217,9 +217,9 @@ def test_shifts_change_candidates_of_their_shape():
 
 def test_the_default_threshold_is_a_share_of_the_total_effect():
     _, cleans, options = make_sentences()
-    found = bt.circuit(cleans, Zero(), **options)
-    assert found.threshold == pytest.approx(0.01 * float((found.clean - found.corrupt).abs().mean()))
-    assert "0.01 of the total effect" in found.caption
+    result = bt.circuit(cleans, Zero(), **options)
+    assert result.threshold == pytest.approx(0.01 * float((result.clean - result.corrupt).abs().mean()))
+    assert "0.01 of the total effect" in result.caption
 
 
 def test_candidates_that_change_nothing_are_named():
@@ -236,8 +236,8 @@ def test_candidates_that_change_nothing_are_named():
     assert "W_q -> q" in note and "v -> a" not in note
     for identity in (lambda value: value, Shift(torch.zeros(4))):
         with pytest.warns(FaithfulnessWarning):
-            found = bt.circuit(silent, identity, candidates="a", at="nodes", edges=["a_0_*"], **options)
-        assert "4 nodes change nothing" in found.notes[0]
+            result = bt.circuit(silent, identity, candidates="a", at="nodes", edges=["a_0_*"], **options)
+        assert "4 nodes change nothing" in result.notes[0]
 
 
 def test_ablations_without_a_meaning_are_refused():
