@@ -86,14 +86,13 @@ def _read(run, node):
 class CircuitRun(reference.ReferenceRun):
     """The run of a circuit: along a retained edge a reader sees the writer in this run, else in the corrupt run.
 
-    Instead of the model of the corrupt sentence, `corrupt` may be an ablation of the writers.
+    With an ablation, a reader sees the ablated writer of an edge that is left out.
     """
 
-    def __init__(self, clean_model, corrupt, structure, retained):
+    def __init__(self, clean_model, corrupt_model, structure, retained, ablation=None):
         super().__init__(clean_model, {})
-        is_model = isinstance(corrupt, reference.GroundModel)
-        self.corrupt, self.structure = reference.ReferenceRun(corrupt if is_model else clean_model, {}), structure
-        self.left_out = self.corrupt if is_model else AblatedValues(self, corrupt)
+        self.corrupt, self.structure = reference.ReferenceRun(corrupt_model, {}), structure
+        self.left_out = self.corrupt if ablation is None else AblatedValues(self, ablation, self.corrupt)
         table = structure.edges
         columns = zip(table.readers, table.reader_units, table.writers, table.writer_units, strict=True)
         self.retained = {tuple(map(int, row)) for row, flag in zip(columns, retained, strict=True) if flag}

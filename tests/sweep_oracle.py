@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import find_default_output
-from bnet_transformer.inference.do_values import Mean, Noise, Zero, sample_noise
+from bnet_transformer.inference.do_values import Mean, Noise, Project, Scale, Set, Swap, Zero
 from bnet_transformer.reference import AttentionRow
 
 D = torch.float64
@@ -141,10 +141,10 @@ class Oracle:
 
 
 class AblatedValues:
-    """The values that an ablation, or a function, sets instead of those of a run."""
+    """The values that an ablation sets instead of those of a run; `other` is the run of the sentence of a swap."""
 
-    def __init__(self, run, ablation):
-        self.run, self.ablation = run, ablation
+    def __init__(self, run, ablation, other=None):
+        self.run, self.ablation, self.other = run, ablation, other
 
     def value(self, node):
         ground, ablation = self.run.model.ground, self.ablation
@@ -156,9 +156,20 @@ class AblatedValues:
             words = range(ground.word_counts[group.word_stack])
             return torch.stack([self.run.value(node - index[-1] + word) for word in words]).mean(0)
         value = self.run.value(node)
-        if isinstance(ablation, Noise):
-            return value + sample_noise(name, ablation, value)
-        return torch.zeros_like(value) if isinstance(ablation, Zero) else ablation(value)
+        match ablation:
+            case Zero():
+                return torch.zeros_like(value)
+            case Noise():
+                return value + ablation.get_constant(name, value)
+            case Scale():
+                return ablation.factor * value
+            case Project() | Set() | Swap():  # of entries
+                is_within = torch.zeros(value.numel(), dtype=torch.bool)
+                is_within[ablation.basis] = True
+                target = torch.zeros_like(value) if isinstance(ablation, Project) else ablation.target
+                target = self.other.value(node) if isinstance(ablation, Swap) else target
+                return torch.where(is_within.reshape(value.shape), target, value)
+        return ablation(value)
 
 
 def with_values(model, patches):

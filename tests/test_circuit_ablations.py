@@ -8,7 +8,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.interventions import Attend, Mean, Noise, Shift, Zero
+from bnet_transformer.interventions import Attend, Mean, Noise, Project, Scale, Set, Shift, Swap, Zero
 from bnet_transformer.interventions.acdc import CircuitPairs
 from bnet_transformer.interventions.circuit import FaithfulnessWarning
 from tests.cases import close, get_case
@@ -24,6 +24,10 @@ ABLATIONS = {
     "mean over words": lambda clean, corrupt: Mean(),
     "noise": lambda clean, corrupt: Noise(0.3, seed=4),
     "function": lambda clean, corrupt: lambda value: value.tanh() + 0.1,
+    "scale": lambda clean, corrupt: Scale(-0.5),
+    "project": lambda clean, corrupt: Project([0]),
+    "set": lambda clean, corrupt: Set(0.3, [0]),
+    "swap": lambda clean, corrupt: Swap(corrupt, [0]),
     "other sentence": lambda clean, corrupt: corrupt,
 }
 QUICK = ("chapter, two slices", "concat", "three stacks", "vanilla decoder, learned")
@@ -38,10 +42,9 @@ def list_cases(names, quick):
 class CircuitOfArrows(reference.ReferenceRun):
     """The run of a circuit: along a removed arrow a node receives `left_out.value(parent)`."""
 
-    def __init__(self, model, removed, left_out):
+    def __init__(self, model, removed):
         super().__init__(model, {})
-        self.removed = removed
-        self.left_out = left_out or AblatedValues(self, Zero())
+        self.removed, self.left_out = removed, None
 
     def value(self, node):
         if node not in self.values:
@@ -97,9 +100,9 @@ def test_circuits_of_arrows_and_nodes_equal_runs_node_by_node(name, kind, at):
             removed |= set() if is_retained else {(source, t) for t in targets or ground.children(source)}
         outcomes = []
         for s, other in zip(clean, corrupt, strict=True):
-            left_out = reference.ReferenceRun(other.state.model, {}) if kind == "other sentence" else None
-            run = CircuitOfArrows(s.state.model, removed, left_out)
-            run.left_out = left_out or AblatedValues(run, ablation)
+            corrupt_run = reference.ReferenceRun(other.state.model, {})
+            run = CircuitOfArrows(s.state.model, removed)
+            run.left_out = corrupt_run if kind == "other sentence" else AblatedValues(run, ablation, corrupt_run)
             outcomes.append(run.get_outcomes(nodes))
         close(actual, metric(*(torch.stack(values) for values in zip(*outcomes, strict=True))))
     close(runs.evaluate_clean(), runs.evaluate(torch.ones(1, len(runs.edge_names), dtype=torch.bool))[0])
@@ -119,13 +122,14 @@ def test_circuits_of_edges_equal_runs_node_by_node(name, kind):
     if runs is None:
         pytest.skip("a node without words")
     masks = draw_masks(len(runs.edge_names))
-    other = corrupt.state.model if kind == "other sentence" else ablation
+    is_pair = kind == "other sentence"
     for mask, actual in zip(masks, runs.evaluate(torch.tensor(masks)), strict=True):
-        run = CircuitRun(clean.state.model, other, runs.structure, mask)
+        models, ablated = (clean.state.model, corrupt.state.model), None if is_pair else ablation
+        run = CircuitRun(*models, runs.structure, mask, ablated)
         close(actual, metric(*(value[None] for value in run.get_outcomes(nodes))))
 
 
-@pytest.mark.parametrize("kind", list(ABLATIONS)[:-2])
+@pytest.mark.parametrize("kind", [kind for kind in ABLATIONS if kind != "other sentence"])
 def test_a_circuit_of_all_nodes_but_one_is_a_cell_of_a_sweep(kind):
     clean, corrupt, nodes = examples("concat")
     ablation, metric = ABLATIONS[kind](clean, corrupt), make_metric([clean[0].ground.name(node) for node in nodes])
@@ -163,7 +167,9 @@ def test_a_circuit_of_nodes_has_nodes_arrows_and_a_figure(tmp_path):
     assert {box.name for box in cleans[0].picture(highlight=result).boxes if not box.is_faded} == set(result.nodes)
     again = bt.circuit(cleans, Zero(), at="nodes", edges=result.retained, **options)
     close(again.outcome, result.outcome)
-    assert (result | again).retained == result.retained and f"{result.edges} of {result.candidates} nodes" in repr(result)
+    assert (result | again).retained == result.retained and f"{result.edges} of {result.candidates} nodes" in repr(
+        result
+    )
     result.save(tmp_path / "circuit.safetensors")
     loaded = bt.load(tmp_path / "circuit.safetensors")
     close(loaded.run(cleans, Zero()).outcome, result.outcome)
@@ -176,7 +182,7 @@ def test_saved_circuits_evaluate_their_ablation_or_report_that_the_file_lacks_it
     ablation = ABLATIONS[kind](cleans, [net.sentence("a mat ran the")] * 3)
     bt.circuit(cleans, ablation, edges="a_* -> *", **options).save(tmp_path / "circuit.safetensors")
     loaded = bt.load(tmp_path / "circuit.safetensors")
-    if kind in ("mean of sentences", "function"):
+    if kind in ("mean of sentences", "mean over words", "function", "project", "set", "swap"):
         with pytest.raises(bt.BNetError, match="a file does not contain"):
             loaded | loaded
     else:
@@ -250,10 +256,10 @@ def test_ablations_without_a_meaning_are_refused():
         ((cleans, Zero()), {"at": "nodes", "candidates": "v -> a"}, "role of candidates"),
         ((cleans, Zero()), {"at": "nodes", "edges": ["y_3"]}, "node"),
         ((Zero(), cleans), {}, "clean: .*sentences"),
-        ((cleans, Attend([1.0])), {}, "corrupt: .*function of the value"),
-        ((cleans, 0.5), {}, "corrupt: .*function of the value"),
+        ((cleans, Attend([1.0])), {}, "corrupt: .*a function"),
+        ((cleans, 0.5), {}, "corrupt: .*a Sentence"),
         ((cleans, lambda value: value[..., :1]), {}, "shape"),
-        ((cleans, lambda value: value * float("nan")), {}, "finite numbers"),
+        ((cleans, lambda value: value * float("nan")), {}, "NaN"),
         ((cleans, Mean([net.sentence("the cat")])), {}, "of 2 words"),
         ((residual, Zero()), {"at": "edges", "over": None, "metric": lambda y_2: y_2[:, 0]}, "."),
     ]:

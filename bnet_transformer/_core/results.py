@@ -381,7 +381,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {  # of other classes whose objects are p
     "declare.io": ("Network",),
     "graph": ("Quotient",),
     "inference": ("GroupStates",),
-    "inference.do_values": ("Mean", "Noise", "Shift", "Zero"),
+    "inference.do_values": ("Noise", "Scale", "Shift", "Zero"),
     "interventions.acdc": ("CircuitPairs",),
     "interventions.sweep_results": ("CellGrid",),
     "interventions.examples": ("Examples",),
@@ -536,7 +536,7 @@ def register_codec(
     kind: type,
     to_fields: Callable[[Any], Fields],
     from_fields: Callable[[Fields, Trust], Any],
-    types: Mapping[str, Any],
+    types: Mapping[str, Any] | type,
 ) -> None:
     """Register how the objects of a class are stored that are not restored from their fields.
 
@@ -544,7 +544,7 @@ def register_codec(
         kind: The class; its name is that in files.
         to_fields: Returns the values that the file stores, by name.
         from_fields: Builds the object of these values, and of the classes that the reader trusts.
-        types: The type of each stored value, by name, which is checked before the object is built.
+        types: The type of each stored value, by name, which is checked before the object is built; or a dataclass.
     """
     _CODECS[kind] = Codec(to_fields, from_fields, types)
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD
-from bnet_transformer._core.results import UnsavedFunction, register_codec
 from bnet_transformer._core.tensors import copy_to_tensor
 from bnet_transformer.data.encode import encode_value, suggest_do, to_reals
 from bnet_transformer.declare import NodeSpec
@@ -61,14 +60,6 @@ class Mean:
             hint = "Use Mean() for the mean over the words of the sentence"
             raise BNetError("Mean", expected="a list of sentences", actual=sentences, hint=hint)
         object.__setattr__(self, "sentences", tuple(sentences or ()))
-
-
-register_codec(  # a file does not contain the sentences
-    Mean,
-    lambda mean: {"has_sentences": bool(mean.sentences)},
-    lambda fields, trust: UnsavedFunction("Mean") if fields["has_sentences"] else Mean(),
-    {"has_sentences": bool},
-)
 
 
 @dataclass(frozen=True)
@@ -498,6 +489,11 @@ def _check_shape(name: str, kind: str, tensor: Tensor, shape: tuple[int, ...]) -
 def is_relative(value: object) -> bool:
     """True for a value that depends on the values of the sentence: a change, and `Mean()` over its words."""
     return as_change(value) is not None or (isinstance(value, Mean) and not value.sentences)
+
+
+def is_intervention(value: object) -> bool:
+    """True for an intervention in place of sentences: `Zero()`, `Mean(...)`, or a change such as a function."""
+    return isinstance(value, Zero | Mean) or as_change(value) is not None
 
 
 def resolve_relative(

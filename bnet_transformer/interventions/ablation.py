@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.tensors import IntArray
+from bnet_transformer.compiler.gather import ExecutionState, lay_out_value
 from bnet_transformer.inference.do_values import (
     Change,
     Mean,
@@ -40,34 +42,90 @@ class Ablation:
 
     `Zero()`, `Mean(sentences)` and a given value are the same in every sentence. The values of `Mean()` depend on the
     values of the sentence, which their run contains for all sentences. A change, such as a function, is applied to the
-    values of each cell; only its constant is computed here.
+    values of each cell or circuit; only its constant is computed once.
 
     Args:
         intervention: The intervention.
-        sentences: The sentences.
-        nodes: Ground ids of the nodes that cells may set.
+        model: The first sentence.
         memory: The maximum number of bytes that are used at once.
+        nodes: Ground ids of the nodes that may be set.
+        sentences: The sentences, for cells that run one at a time.
+        donors: The sentences of `Swap`, whose values are its constants in circuits.
     """
 
     intervention: Any
-    sentences: Sequence[Any]
-    nodes: Sequence[int]
+    model: GroundModel
     memory: int
-    _shared_values: dict[int, Tensor] = field(default_factory=dict)
+    nodes: Sequence[int] = ()
+    sentences: Sequence[Any] = ()
+    donors: Examples | None = None
+    _shared_values: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def change(self) -> Change | None:
         """The change of the current value; None for a value that does not depend on the cell."""
         return as_change(self.intervention)
 
+    @property
+    def is_relative(self) -> bool:
+        """Whether the values depend on those in the run in which they are set."""
+        return is_relative(self.intervention)
+
+    @property
+    def joins_words(self) -> bool:
+        """Whether the value of a node depends on those of its group at other words."""
+        return self.is_relative and self.change is None
+
+    def check(self, groups: Iterable[int]) -> None:
+        """Raise an error if the intervention is not defined for the nodes of a group."""
+        for index in sorted(groups):
+            spec, name = self.model.network.specs[index], self.model.ground.name(int(self.model.ground.offsets[index]))
+            if self.change is not None:
+                self.change.check(name, spec)
+            elif self.is_relative:
+                check_has_words(spec, name)
+
+    def build_overrides(self, nodes: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
+        """The values of nodes, with the masks of the nodes, by group; none if they depend on the run."""
+        overrides: dict[int, tuple[Tensor, Tensor]] = {}
+        self.nodes, network = nodes, self.model.network
+        for index, members in self.model.ground.split_by_group(nodes).items() if not self.is_relative else ():
+            shape, ids = self.model.ground.shapes[index], np.array(members) - int(self.model.ground.offsets[index])
+            values = torch.stack([self._get_shared_value(node) for node in members])
+            full = torch.zeros(math.prod(shape), *values.shape[1:], dtype=network.dtype, device=network.device)
+            mask = torch.zeros(len(full), dtype=torch.bool, device=network.device)
+            full[ids], mask[ids] = values, True
+            overrides[index] = full.reshape(1, *shape, *values.shape[1:]), mask.reshape(1, *shape)
+        return overrides
+
+    def apply(self, state: ExecutionState, index: int, value: Tensor, donors: ExecutionState) -> Tensor:
+        """The values that depend on those of a group, `[circuit, example, *plates, word, *shape]`.
+
+        Args:
+            state: The run of the circuit.
+            index: The group.
+            value: The values of the group in this run.
+            donors: The run of the sentences of `Swap`.
+        """
+        if self.change is None:
+            return value.mean(state.layout.word_dim, keepdim=True).expand(value.shape)
+        shape, ground = state.network.specs[index].shape, self.model.ground
+        if self.donors is not None:
+            return self.change.apply(value, shape, donors.values[index])
+        nodes = range(int(ground.offsets[index]), int(ground.offsets[index + 1]))
+        constants = torch.stack([self._get_constant(self.model, node) for node in nodes])
+        return self.change.apply(
+            value, shape, lay_out_value(state, index, constants.reshape(1, *ground.shapes[index], *shape))
+        )
+
     def get_value(self, example: int, node: int) -> Tensor:
         """The value of one node in one sentence, `[*shape]`, or the constant of a change."""
-        if not is_relative(self.intervention):
+        if not self.is_relative:
             return self._get_shared_value(node)
-        state = self.sentences[example].state
         if self.change is None:
+            state = self.sentences[example].state
             return compute_word_means(state.model, [node], state.evaluator.value)[node]
-        return self._get_constant(state.model, node)
+        return self._get_constant(self.model, node)
 
     def get_values(self, run: PatchedRun, first_example: int, group: int, nodes: IntArray) -> Tensor:
         """The values of nodes of a group in the sentences of a run, or the constants of a change.
@@ -85,7 +143,7 @@ class Ablation:
         ids = [int(model.ground.offsets[group]) + int(node) for node in nodes]
         if self.change is not None:
             return torch.stack([self._get_constant(model, node) for node in ids])[None]
-        if not is_relative(self.intervention):
+        if not self.is_relative:
             return torch.stack([self._get_shared_value(node) for node in ids])[None]
         base = run.base.values[group]
         if has_ancestor_choices(model.network, {group}) or not base.is_floating_point():
@@ -109,11 +167,10 @@ class Ablation:
 
     def _get_shared_value(self, node: int) -> Tensor:
         """The value of `Zero()` or `Mean(sentences)` for a node."""
-        model: GroundModel = self.sentences[0].state.model
         if not self._shared_values and isinstance(self.intervention, Mean):
-            self._shared_values |= compute_means(model, self.nodes, self.intervention.sentences, self.memory)
+            self._shared_values |= compute_means(self.model, self.nodes, self.intervention.sentences, self.memory)
         if node not in self._shared_values:
-            value = resolve_value(model, node, self.intervention)
+            value = resolve_value(self.model, node, self.intervention)
             assert isinstance(value, Tensor)
             self._shared_values[node] = value
         return self._shared_values[node]

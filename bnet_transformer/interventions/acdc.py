@@ -14,22 +14,16 @@ from tqdm import tqdm
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int
 from bnet_transformer._core.process import check_cancelled
-from bnet_transformer._core.results import UnsavedFunction
+from bnet_transformer._core.results import Fields, UnsavedFunction, get_fields, register_codec
 from bnet_transformer._core.tensors import IntArray
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.do_values import Mean, Noise, Shift, Zero
-from bnet_transformer.interventions.circuit_runs import (
-    NODES,
-    CircuitRuns,
-    NodeAblation,
-    build_arrow_runs,
-    parse_edge_axes,
-)
+from bnet_transformer.inference.do_values import Attend, Noise, Scale, Shift, Swap, Zero, is_intervention
+from bnet_transformer.interventions.ablation import Ablation
+from bnet_transformer.interventions.circuit_runs import NODES, CircuitRuns, build_arrow_runs, parse_edge_axes
 from bnet_transformer.interventions.edges import EDGES
 from bnet_transformer.interventions.examples import (
     Examples,
-    get_sentence_state,
     has_example_data,
     parse_example_pair,
     parse_examples,
@@ -43,7 +37,6 @@ from bnet_transformer.reference import check_discrete_node
 
 MIN_HELD_OUT = 8  # the number of pairs from which a part is held out by default
 HELD_OUT_SHARE = 0.25
-ABLATIONS = Zero | Mean | Noise | Shift  # and functions of the value
 ARROWS = "arrows"  # ground arrows, joined by `over`; the other kind of edges is `EDGES`
 
 
@@ -53,21 +46,23 @@ class CircuitPairs:
 
     Args:
         clean: The clean examples.
-        corrupt: The corrupt examples, or the ablation of nodes whose arrows are left out.
+        corrupt: The corrupt examples, or those of `Swap`; None for another ablation.
         metric: The metric, as the user passed it.
         over: The axes along which arrows are separate edges; `("edges",)` for edges from writers to readers.
         candidates: The arrows that may be removed, as the user passed them.
         memory: The number of bytes that are used at once.
         held_out: The positions of the examples that a search does not use.
+        ablation: The intervention on nodes whose arrows are left out; None for the values in the corrupt examples.
     """
 
     clean: Examples = field(repr=False)
-    corrupt: Any = field(repr=False)
+    corrupt: Examples | None = field(repr=False)
     metric: object = field(repr=False)
     over: tuple[str, ...]
     candidates: object
     memory: int
     held_out: tuple[int, ...] = ()
+    ablation: object = None
 
     @classmethod
     def parse(
@@ -82,29 +77,29 @@ class CircuitPairs:
     ) -> CircuitPairs:
         """Validate the sentences and the options."""
         check_choice("at", at, (ARROWS, EDGES, NODES))
-        pairs = _parse_sides(clean, corrupt)
+        first, second, ablation = _parse_sides(clean, corrupt)
         for name, value in (("over", over), ("candidates", candidates)):
             if at == EDGES and value is not None:
                 expected = 'None for at="edges": an edge joins all words and paths from a writer to a reader'
                 raise BNetError(name, expected=expected, actual=value)
-        axes = (EDGES,) if at == EDGES else parse_edge_axes(pairs[0].model.ground, over)
+        axes = (EDGES,) if at == EDGES else parse_edge_axes(first.model.ground, over)
         axes = (NODES, *axes) if at == NODES else axes
-        return cls(*pairs, metric, axes, candidates, check_int("memory", memory))
+        return cls(first, second, metric, axes, candidates, check_int("memory", memory), ablation=ablation)
 
     def __len__(self) -> int:
         return len(self.clean)
 
     def with_sentences(self, clean: object, corrupt: object, metric: object) -> CircuitPairs:
         """The same edges on other sentences of the net, without held-out ones."""
-        pairs = _parse_sides(clean, corrupt)
-        if not is_same_network(pairs[0].model.network, self.clean.model.network):
+        first, second, ablation = _parse_sides(clean, corrupt)
+        if not is_same_network(first.model.network, self.clean.model.network):
             raise BNetError("clean", expected="sentences of the net of the circuit", actual="sentences of another net")
         if metric is None and has_example_data(self.metric):
             hint = "Pass metric= with the states, or the function, of these pairs"
             expected = "a metric of these pairs, because that of the circuit refers to its examples"
             raise BNetError("metric", expected=expected, hint=hint)
         new_metric = self.metric if metric is None else metric
-        return replace(self, clean=pairs[0], corrupt=pairs[1], metric=new_metric, held_out=())
+        return replace(self, clean=first, corrupt=second, ablation=ablation, metric=new_metric, held_out=())
 
     def hold_out(self, share: float | None, seed: int) -> CircuitPairs:
         """Hold out a random share of the examples; by default a quarter of 8 or more."""
@@ -121,38 +116,42 @@ class CircuitPairs:
 
     def build_runs(self) -> CircuitRuns:
         """Run both sides of the examples."""
+        if isinstance(self.ablation, UnsavedFunction):
+            hint = "Use run(clean, corrupt) with the ablation"
+            raise BNetError("corrupt", expected="an ablation", actual=self.ablation, hint=hint)
+        other: Any = self.corrupt
+        if self.ablation is not None:
+            other = Ablation(self.ablation, self.clean.model, self.memory, donors=self.corrupt)
         if self.over == (EDGES,):
             from bnet_transformer.interventions.edge_runs import build_runner
 
-            return build_runner(self.clean, self._other_side, self.metric, self.memory)
+            return build_runner(self.clean, other, self.metric, self.memory)
         metric = parse_metric(self.clean, self.metric)
-        return build_arrow_runs(self.clean, self._other_side, metric, self.over, self.candidates, self.memory)
-
-    @property
-    def partners(self) -> Examples | None:
-        """The corrupt sentences; None for an ablation."""
-        return self.corrupt if isinstance(self.corrupt, Examples) else None
-
-    @property
-    def _other_side(self) -> Examples | NodeAblation:
-        """The corrupt sentences, or the ablation of the clean ones."""
-        if isinstance(self.corrupt, UnsavedFunction):
-            hint = "Use run(clean, corrupt) with the ablation"
-            raise BNetError("corrupt", expected="an ablation", actual=self.corrupt, hint=hint)
-        return self.partners or NodeAblation(self.corrupt, self.clean, self.memory)
+        return build_arrow_runs(self.clean, other, metric, self.over, self.candidates, self.memory)
 
 
-def _parse_sides(clean: object, corrupt: object) -> tuple[Examples, Any]:
-    """The clean sentences, and the corrupt ones or the ablation."""
-    is_sentence = isinstance(corrupt, list | tuple) or get_sentence_state(corrupt) is not None
-    if isinstance(clean, ABLATIONS):
+def _parse_sides(clean: object, corrupt: object) -> tuple[Examples, Examples | None, object]:
+    """The clean sentences, the corrupt ones or those of a swap (None without them), and the ablation."""
+    if is_intervention(clean):
         raise BNetError("clean", expected="sentences", actual=clean, hint="Pass the ablation as corrupt")
-    if not is_sentence and (isinstance(corrupt, ABLATIONS) or callable(corrupt)):
-        return parse_examples("clean", clean), corrupt
-    if not is_sentence:
-        expected = "sentences, Zero(), Mean(...), Noise(...), Shift(...), or a function of the value of a node"
+    if isinstance(corrupt, Attend):
+        expected = "sentences, Zero(), Mean(...), or a change of the value of a node, such as a function"
         raise BNetError("corrupt", expected=expected, actual=corrupt)
-    return parse_example_pair(clean, corrupt)
+    if isinstance(corrupt, Swap):
+        return *parse_example_pair(clean, corrupt.target), corrupt
+    if is_intervention(corrupt):
+        return parse_examples("clean", clean), None, corrupt
+    return *parse_example_pair(clean, corrupt), None
+
+
+def _to_fields(pairs: CircuitPairs) -> Fields:
+    """The fields of pairs; of functions and of values of other sentences, which a file does not contain, the name."""
+    is_stored = pairs.ablation is None or isinstance(pairs.ablation, Noise | Scale | Shift | Zero | UnsavedFunction)
+    ablation = pairs.ablation if is_stored else UnsavedFunction(type(pairs.ablation).__name__)
+    return {**get_fields(pairs), "ablation": ablation}
+
+
+register_codec(CircuitPairs, _to_fields, lambda fields, trust: CircuitPairs(**fields), CircuitPairs)
 
 
 def is_same_network(first: Network, second: Network) -> bool:

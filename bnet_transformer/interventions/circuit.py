@@ -611,7 +611,7 @@ class Circuit(ComparableResult):
         import networkx as nx
 
         clean, ground = self.pairs.clean, self.pairs.clean.model.ground
-        structure = build_structure(clean, self.pairs.partners, parse_metric(clean, self.pairs.metric).nodes)
+        structure = build_structure(clean, self.pairs.corrupt, parse_metric(clean, self.pairs.metric).nodes)
         graph = nx.DiGraph()
         arrows = iter_chain_arrows(structure, ground, set(self.arrows))
         graph.add_edges_from((ground.name(source), ground.name(target)) for source, target in arrows)
@@ -720,7 +720,7 @@ class Circuit(ComparableResult):
         metric = describe_metric(part.pairs.metric)
         notes += explain_unchecked_metric(metric)
         settings = {"over": self.over, "metric": metric}
-        digests = part.pairs.clean.digest_pairs(part.pairs.partners)
+        digests = part.pairs.clean.digest_pairs(part.pairs.corrupt)
         if len(digests) > len(clean):  # the pairs contain those of the other part
             digests = tuple(digests[k] for k in (part.pairs.in_sample if part is self else part.pairs.held_out))
         return SentenceValues("circuit", tuple(rows), {}, values, scale, settings, tuple(filter(None, notes)), digests)
@@ -868,8 +868,8 @@ def circuit(
     Args:
         clean: The sentence, or the list of sentences (the examples), that the circuit runs.
         corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words. Or an
-            ablation: `Zero()`, `Mean(sentences)`, `Mean()`, `Noise(sigma)`, `Shift(vector)`, or a function of the
-            value, which receives and returns `[..., *shape]`.
+            ablation: what the values become, as in `bt.sweep`: `Zero()`, `Mean(...)`, `Noise(...)`, `Shift(...)`,
+            `Scale(...)`, a function of the value, `Project(...)`, `Set(...)`, or `Swap(sentences, within)`.
         metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `bt.sweep`.
         threshold: The increase of the mean distance to the clean metric up to which an edge is removed: a number of at
             least 0, or a share of the mean of `|clean - corrupt|`, such as `"5%"`; by default `"1%"`. The increases of
@@ -919,7 +919,7 @@ def circuit(
         expected = "threshold= for a search, or edges= for a circuit without a search"
         raise BNetError("circuit", expected=expected, actual="both of them")
     pairs = CircuitPairs.parse(clean, corrupt, metric, at, over, candidates, memory)
-    if pairs.partners is None and direction != DIRECTIONS[0]:
+    if pairs.ablation is not None and direction != DIRECTIONS[0]:
         expected = f"{DIRECTIONS[0]!r}, because an ablation has no corrupt run in which edges are restored"
         raise BNetError("direction", expected=expected, actual=direction)
     is_given = isinstance(held_out, tuple) and len(held_out) in (2, 3)

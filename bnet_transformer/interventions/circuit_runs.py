@@ -18,21 +18,12 @@ from bnet_transformer._core.checks import check_choice, check_sequence
 from bnet_transformer._core.naming import SLICE, WORD, format_label, join_path, match_names, split_path
 from bnet_transformer._core.tensors import BoolArray, IntArray
 from bnet_transformer.compiler.evaluate import evaluate_tpm
-from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents, lay_out_value
+from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeGroup, ancestors, count_from_start, descendants
 from bnet_transformer.graph.template_graph import EdgeTemplate
-from bnet_transformer.inference.do_values import (
-    Mean,
-    Noise,
-    Shift,
-    check_has_words,
-    is_relative,
-    resolve_value,
-    sample_noise,
-)
-from bnet_transformer.interventions.ablation import compute_means
+from bnet_transformer.interventions.ablation import Ablation
 from bnet_transformer.interventions.cells import find_merged_plates, is_index_valued
 from bnet_transformer.interventions.edges import find_word_dependent
 from bnet_transformer.interventions.examples import Examples, Metric, Overrides
@@ -268,7 +259,7 @@ class CircuitArrows:
 
 def find_circuit_arrows(
     clean: Examples,
-    corrupt: Examples | NodeAblation,
+    corrupt: Examples | Ablation,
     outcome_nodes: Sequence[int],
     over: tuple[str, ...],
     candidates: object,
@@ -290,7 +281,7 @@ def find_circuit_arrows(
     is_ancestor[[*outcome_nodes, *ancestors(ground, outcome_nodes)]] = True
     parsed = _parse_candidates(ground, candidates, is_of_nodes=is_of_nodes)
     pairs = None if parsed is None else set[tuple[int, int]]().union(*parsed.values())
-    if isinstance(corrupt, NodeAblation):
+    if isinstance(corrupt, Ablation):
         pairs = _select_real_sources(model, pairs)
         ablated, differing = {parent for parent, _ in pairs}, np.zeros(len(ground), dtype=bool)
         for index in ablated:
@@ -337,7 +328,7 @@ def find_circuit_arrows(
     edges_by_group = {index: tuple(ids[name] for name in group_edges[index]) for index in sorted(group_edges)}
     differing &= is_ancestor
     first = differing.copy()
-    if isinstance(corrupt, NodeAblation):
+    if isinstance(corrupt, Ablation):
         for part in incoming.values():
             first[part.targets] = False
     masks = edges_by_group, first, differing
@@ -449,7 +440,7 @@ def _find_differing_nodes(clean: Examples, corrupt: Examples) -> tuple[BoolArray
             differ = (one.inputs[name] != two.inputs[name]).reshape(part.stop - part.start, -1).any(-1)
             differing[part] |= differ.cpu().numpy()
     for node in {*model.do, *corrupt_model.do, *model.attention_rows, *corrupt_model.attention_rows}:
-        is_same = all(_has_same_intervention(*pair, node) for pair in pairs)
+        is_same = all(has_same_intervention(*pair, node) for pair in pairs)
         differing[node] = not is_same
         if is_same and node in model.do:
             unchanged.append(node)
@@ -466,7 +457,7 @@ def _mark_descendants(ground: GroundGraph, marks: BoolArray) -> BoolArray:
     return result
 
 
-def _has_same_intervention(first: GroundModel, second: GroundModel, node: int) -> bool:
+def has_same_intervention(first: GroundModel, second: GroundModel, node: int) -> bool:
     """True if both models set a node to the same value, or to the same row of attention, or neither sets it."""
     for kind in ("do", "attention_rows"):
         value, other = getattr(first, kind).get(node), getattr(second, kind).get(node)
@@ -717,79 +708,6 @@ def _collapse_dim(mask: Tensor, has_arrow: Tensor, dim: int) -> Tensor:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# What an arrow transmits that is left out of a circuit, if no corrupt sentence provides its value.
-
-
-@dataclass(frozen=True)
-class NodeAblation:
-    """An intervention on the values that arrows transmit which are left out: the nodes from which they start.
-
-    Args:
-        intervention: `Zero()`, `Mean(...)`, `Noise(...)`, `Shift(...)`, or a function of the value.
-        examples: The clean sentences.
-        memory: The number of bytes that are used at once.
-    """
-
-    intervention: Any
-    examples: Examples
-    memory: int
-
-    @property
-    def is_relative(self) -> bool:
-        """Whether the values are functions of those of the nodes in the run of the circuit."""
-        return is_relative(self.intervention) or callable(self.intervention)
-
-    @property
-    def joins_words(self) -> bool:
-        """Whether the values of a node depend on those of its group at other words."""
-        return self.is_relative and isinstance(self.intervention, Mean)
-
-    def build_overrides(self, nodes: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
-        """The values of nodes, with the masks of the nodes, by group; none if they depend on the run of the circuit."""
-        if self.is_relative:
-            return {}
-        model, overrides, values = self.examples.model, dict[int, tuple[Tensor, Tensor]](), dict[int, Tensor]()
-        if isinstance(self.intervention, Mean):
-            values = compute_means(model, nodes, self.intervention.sentences, self.memory)
-        for index, members in model.ground.split_by_group(nodes).items():
-            spec, part = model.network.specs[index], get_node_slice(model.ground, index)
-            full = torch.zeros(
-                part.stop - part.start, *spec.shape, dtype=model.network.dtype, device=model.network.device
-            )
-            mask = torch.zeros(len(full), dtype=torch.bool, device=full.device)
-            for node in members:
-                value = values[node] if node in values else resolve_value(model, node, self.intervention)
-                assert isinstance(value, Tensor)
-                full[node - part.start], mask[node - part.start] = value, True
-            shape = 1, *model.ground.shapes[index]
-            overrides[index] = full.reshape(*shape, *spec.shape), mask.reshape(shape)
-        return overrides
-
-    def apply(self, state: ExecutionState, index: int, value: Tensor) -> Tensor:
-        """The values that depend on those of a group, `[circuit, example, *plates, word, *shape]`."""
-        model, spec = self.examples.model, state.network.specs[index]
-        nodes = get_node_slice(model.ground, index)
-        match self.intervention:
-            case Shift():
-                return value + self.intervention.get_vector(model, nodes.start)
-            case Mean():
-                check_has_words(spec, model.ground.name(nodes.start))
-                return value.mean(state.layout.word_dim, keepdim=True).expand(value.shape)
-            case Noise():
-                names = [model.ground.name(node) for node in range(nodes.start, nodes.stop)]
-                example = value.new_zeros(spec.shape)
-                noise = torch.stack([sample_noise(name, self.intervention, example) for name in names])
-                return value + lay_out_value(state, index, noise.reshape(1, *model.ground.shapes[index], *spec.shape))
-        result: Tensor = self.intervention(value)
-        is_valid = isinstance(result, Tensor) and result.shape == value.shape
-        if not is_valid or not bool(result.isfinite().all()):
-            actual = "NaN or infinity" if is_valid else tuple(getattr(result, "shape", ())) or result
-            expected = f"finite numbers of the shape of its argument, {tuple(value.shape)}"
-            raise BNetError(f"corrupt: the function of {spec.group.name}", expected=expected, actual=actual)
-        return result
-
-
-# --------------------------------------------------------------------------------------------------------------------
 # Runs of circuits of ground arrows: many circuits on the same examples in one batch.
 #
 # A run starts at the first node group in which a circuit differs from the clean run, and computes only node groups that
@@ -822,7 +740,7 @@ class ArrowRuns(CircuitRuns):
     num_examples: int
     memory: int
     tokens: tuple[Mapping[str, Sequence[str]], ...] = ()
-    ablation: NodeAblation | None = None
+    ablation: Ablation | None = None
     clean_outcomes: GroupValues = field(init=False, repr=False)
     _masked_groups: dict[tuple[int, int | None], MaskedGroup] = field(default_factory=dict, repr=False)
 
@@ -993,7 +911,7 @@ class ArrowRuns(CircuitRuns):
         if self.ablation is None or not self.ablation.is_relative:
             return self.corrupt
         ablated = groups & self.ablated_groups
-        values = {index: self.ablation.apply(state, index, state.values[index]) for index in ablated}
+        values = {index: self.ablation.apply(state, index, state.values[index], self.corrupt) for index in ablated}
         return replace(state, values={**state.values, **values})
 
     def _build_state(
@@ -1055,7 +973,7 @@ class ArrowRuns(CircuitRuns):
 
 def build_arrow_runs(
     clean: Examples,
-    corrupt: Examples | NodeAblation,
+    corrupt: Examples | Ablation,
     outcome: Metric,
     over: tuple[str, ...],
     candidates: object,
@@ -1066,7 +984,7 @@ def build_arrow_runs(
     Raises:
         BNetError: No candidate transmits a difference to the metric.
     """
-    ablation, peer = (corrupt, clean) if isinstance(corrupt, NodeAblation) else (None, corrupt)
+    ablation, peer = (corrupt, corrupt.donors or clean) if isinstance(corrupt, Ablation) else (None, corrupt)
     for examples in (clean, peer):
         check_ancestors_fixed(examples, outcome.nodes)
     arrows = find_circuit_arrows(clean, corrupt, outcome.nodes, over, candidates)
@@ -1075,8 +993,11 @@ def build_arrow_runs(
         if arrows.incoming or ablation:
             reason = "none of the candidates transmits a difference between clean and corrupt to the metric"
         raise BNetError(f"corrupt: {reason}")
-    ablated = np.flatnonzero(arrows.differing_nodes).tolist()
-    overrides = {} if ablation is None else ablation.build_overrides(ablated)
+    overrides = {}
+    if ablation is not None:
+        ablated = np.flatnonzero(arrows.differing_nodes).tolist()
+        ablation.check(arrows.ground.split_by_group(ablated))
+        overrides = ablation.build_overrides(ablated)
     clean_state = run_with_cells(clean, arrows.outcome_nodes)
     corrupt_state = run_with_cells(peer, arrows.outcome_nodes, overrides)
     return ArrowRuns(clean_state, corrupt_state, arrows, outcome, len(clean), memory, clean.tokens, ablation)

@@ -347,7 +347,7 @@ def faithfulness_curves(
     options: dict[str, Any] = {"confidence": level, "resamples": count, "seed": seed}
     curves = measure_curves(pairs.build_runs(), scores, ends, draws, **options)
     curves = replace(
-        curves, metric=describe_metric(metric), over=pairs.over, digests=pairs.clean.digest_pairs(pairs.partners)
+        curves, metric=describe_metric(metric), over=pairs.over, digests=pairs.clean.digest_pairs(pairs.corrupt)
     )
     if divergence_runs is not None:
         divergences = measure_curves(divergence_runs, scores, ends, draws, **options)

@@ -21,18 +21,19 @@ from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gathe
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestors
+from bnet_transformer.interventions.ablation import Ablation
 from bnet_transformer.interventions.circuit_runs import (
     BETWEEN,
     INPUT,
     OUTCOME,
     CircuitParts,
     CircuitRuns,
-    NodeAblation,
     describe_node,
     describe_unchanged,
     evaluate_group,
     find_changed_nodes,
     get_outcomes,
+    has_same_intervention,
     restore_set_values,
     run_with_cells,
 )
@@ -277,7 +278,7 @@ class MaskedRun:
         structure: The edges of the net.
         clean: The clean run, `[1, example, *plates, word, *shape]` by node group.
         corrupt: The run from which deviations are computed: the corrupt run, the clean run with the values of an
-            ablation at all writers, or the clean run if these values depend on those of the writers.
+            ablation at all writers, or any run if these values depend on those of the writers.
         needed: The words that lead to an outcome.
         outcome_nodes: Ground ids of the nodes that the metric reads.
         examples: The clean sentences.
@@ -290,7 +291,7 @@ class MaskedRun:
     needed: NeededPositions
     outcome_nodes: Sequence[int]
     examples: Examples
-    ablation: NodeAblation | None = None
+    ablation: Ablation | None = None
 
     @cached_property
     def readers_by_target(self) -> dict[int, list[int]]:
@@ -467,7 +468,7 @@ class CircuitValues:
             if structure.writer_groups[w].is_part and is_outcome:  # the value contains the linear slots
                 self.changes[w] = self._evaluate(spec, readers, is_outcome=False) - self._get_corrupt_part(spec, w)
             if self.run.ablation is not None:
-                left_out = self.run.ablation.apply(self.run.clean, index, self.values[index])
+                left_out = self.run.ablation.apply(self.run.clean, index, self.values[index], self.run.corrupt)
                 self.changes[self.run.list_changes(w)[1]] = left_out - self._get_corrupt_part(spec, w)
 
     def _has_computed_parent(self, spec: NodeSpec) -> bool:
@@ -630,7 +631,7 @@ class EdgeRunner(CircuitRuns):
     """
 
     clean: Examples
-    corrupt: Examples | NodeAblation
+    corrupt: Examples | Ablation
     structure: EdgeStructure
     metric: Metric
     choices: EnumeratedChoices
@@ -702,7 +703,7 @@ class EdgeRunner(CircuitRuns):
             index, value = writer.spec.group.index, get_writer_values(structure, run.clean, w)
             other = get_writer_values(structure, run.corrupt, w)
             if run.ablation is not None:
-                other = run.ablation.apply(run.clean, index, value)
+                other = run.ablation.apply(run.clean, index, value, run.corrupt)
             changed[w] |= find_changed_nodes(run.clean, index, value, other).reshape(len(changed[w]), -1).any(-1)
         ends = zip(table.names, table.writers.tolist(), table.writer_units.tolist(), strict=True)
         return describe_unchanged([name for name, w, unit in ends if not changed[w][unit]])
@@ -714,7 +715,7 @@ class EdgeRunner(CircuitRuns):
         reached = {
             (w, v)
             for w, writer in enumerate(structure.writer_groups)
-            if writer.kind == "input" or isinstance(self.corrupt, NodeAblation)
+            if writer.kind == "input" or isinstance(self.corrupt, Ablation)
             for v in range(len(structure.list_units(writer.spec)))
         }
         edge_of: dict[str, str | None] = {}
@@ -748,22 +749,26 @@ class EdgeRunner(CircuitRuns):
         return describe_node(spec.group, spec.group.plates, self.structure.list_units(spec)[unit], part)
 
     @property
-    def relative_ablation(self) -> NodeAblation | None:
+    def peer(self) -> Examples:
+        """The corrupt sentences, those of a swap, or the clean ones."""
+        return self.corrupt if isinstance(self.corrupt, Examples) else self.corrupt.donors or self.clean
+
+    @property
+    def relative_ablation(self) -> Ablation | None:
         """The ablation, if its values depend on those of the writers in the run of the circuit."""
-        return self.corrupt if isinstance(self.corrupt, NodeAblation) and self.corrupt.is_relative else None
+        return self.corrupt if isinstance(self.corrupt, Ablation) and self.corrupt.is_relative else None
 
     @cached_property
     def runs(self) -> list[MaskedRun]:
         """The runs in each joint state of the choices."""
         runs, nodes, overrides = list[MaskedRun](), self.metric.nodes, dict[int, tuple[Tensor, Tensor]]()
-        if isinstance(self.corrupt, NodeAblation):
+        if isinstance(self.corrupt, Ablation):
             ground, writers = self.clean.model.ground, self.structure.writer_index
             ablated = [n for n in ancestors(ground, nodes) if ground.group_of(n).index in writers]
             overrides = self.corrupt.build_overrides(ablated)
         for states in self.choices:
             clean = run_with_cells(self.clean.with_choices(states), nodes)
-            other = self.corrupt if isinstance(self.corrupt, Examples) else self.clean
-            corrupt = run_with_cells(other.with_choices(states), nodes, overrides)
+            corrupt = run_with_cells(self.peer.with_choices(states), nodes, overrides)
             shared = self.needed, nodes, self.clean, self.relative_ablation
             runs.append(MaskedRun(self.structure, clean, corrupt, *shared))
         return runs
@@ -841,9 +846,9 @@ def build_edge_runner(clean: object, corrupt: object, metric: object, memory: in
     return build_runner(clean_examples, corrupt_examples, metric, memory)
 
 
-def build_runner(clean_examples: Examples, corrupt: Examples | NodeAblation, metric: object, memory: int) -> EdgeRunner:
+def build_runner(clean_examples: Examples, corrupt: Examples | Ablation, metric: object, memory: int) -> EdgeRunner:
     """The runner of the circuits of valid examples."""
-    peer = corrupt if isinstance(corrupt, Examples) else None
+    peer = corrupt if isinstance(corrupt, Examples) else corrupt.donors
     if peer is not None and not has_difference(clean_examples, peer):
         actual = "clean and corrupt sentences with the same values"
         raise BNetError("corrupt", expected="a pair that differs", actual=actual)
@@ -854,9 +859,11 @@ def build_runner(clean_examples: Examples, corrupt: Examples | NodeAblation, met
     _check_readouts(structure, model, parsed.nodes)
     if peer is not None:
         _check_interventions(structure, clean_examples, peer)
-    elif parts := [writer.spec.group.name for writer in structure.writer_groups if writer.is_part]:
-        hint = 'Use corrupt sentences, or ground arrows (at="arrows")'
-        raise UnsupportedError(f"at='edges': an ablation cannot set a part of {parts[0]}", hint=hint)
+    if isinstance(corrupt, Ablation):
+        if parts := [writer.spec.group.name for writer in structure.writer_groups if writer.is_part]:
+            hint = 'Use corrupt sentences, or ground arrows (at="arrows")'
+            raise UnsupportedError(f"at='edges': an ablation cannot set a part of {parts[0]}", hint=hint)
+        corrupt.check(structure.writer_index)
     targets = {reader.target.group.index for reader in structure.reader_groups}
     touched = [int(ground.offsets[index]) for index in sorted(targets) if not specs[index].tpm.is_random]
     choices = enumerate_choices(peer, clean_examples, touched, parsed.nodes, ("corrupt", "clean"))
@@ -888,14 +895,13 @@ def _check_interventions(structure: EdgeStructure, clean: Examples, corrupt: Exa
     """
     ground = clean.model.ground
     inputs = {writer.spec.group.index for writer in structure.writer_groups if writer.kind == "input"}
-    for kind in ("do", "attention_rows"):
-        for one, other in zip(clean.models, corrupt.models, strict=True):
-            values, counterparts = getattr(one, kind), getattr(other, kind)
-            for node in {*values, *counterparts}:
-                value, counterpart = values.get(node), counterparts.get(node)
-                is_same = value is not None and counterpart is not None and torch.equal(value, counterpart)
-                if is_same or (kind == "do" and ground.group_of(node).index in inputs):
-                    continue
+    for one, other in zip(clean.models, corrupt.models, strict=True):
+        for node in sorted({*one.do, *other.do, *one.attention_rows, *other.attention_rows}):
+            is_input = ground.group_of(node).index in inputs and node not in {
+                **one.attention_rows,
+                **other.attention_rows,
+            }
+            if not is_input and not has_same_intervention(one, other, node):
                 name = ground.name(node)
                 expected = "interventions that are equal in both runs, except on inputs"
                 hint = f'Set {name} to the same value in clean and corrupt, or use ground arrows (at="arrows")'

@@ -20,7 +20,7 @@ from bnet_transformer._core.tensors import FloatArray, IntArray, enable_gradient
 from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost import cost
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.do_values import Change, Mean, Swap, Zero, as_change
+from bnet_transformer.inference.do_values import Change, Swap, as_change, is_intervention
 from bnet_transformer.inference.plan import Plan, format_fault, planned
 from bnet_transformer.interventions.ablation import Ablation
 from bnet_transformer.interventions.cells import (
@@ -264,11 +264,6 @@ def _parse_sides(
     return *pair, intervention
 
 
-def is_intervention(side: object) -> bool:
-    """True for what values become, given instead of sentences: `Zero()`, `Mean(...)`, or a change of the value."""
-    return isinstance(side, Zero | Mean) or as_change(side) is not None
-
-
 def _check_change(change: Change, base: Examples, cells: PatchCells) -> None:
     """Raise an error for a node for which a change is not defined, or for rows of attention."""
     if any(sites.is_attention for sites in cells.sites):
@@ -301,7 +296,7 @@ def _build_ablation(
         hint = 'Pass a role such as "a", or names of nodes'
         raise BNetError("at", expected="nodes, for an intervention without another run", actual=cells.at, hint=hint)
     items = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
-    return Ablation(intervention, items, cells.get_patched_nodes(base.model), options.memory)
+    return Ablation(intervention, base.model, options.memory, cells.get_patched_nodes(base.model), items)
 
 
 # --------------------------------------------------------------------------------------------------------------------
