@@ -492,7 +492,7 @@ def is_relative(value: object) -> bool:
 
 
 def is_intervention(value: object) -> bool:
-    """True for an intervention in place of sentences: `Zero()`, `Mean(...)`, or a change such as a function."""
+    """True for an intervention instead of sentences: `Zero()`, `Mean(...)`, or a change such as a function."""
     return isinstance(value, Zero | Mean) or as_change(value) is not None
 
 
