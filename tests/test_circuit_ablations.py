@@ -16,6 +16,7 @@ from tests.edge_oracle import CircuitRun, get_outcome
 from tests.sweep_oracle import AblatedValues, get_refusal, make_metric
 from tests.test_circuits import SHOWN, examples
 from tests.test_edges import QUICK as QUICK_EDGES, WITH_EDGES, make_fixed_pair
+from tests.test_sweeps_lengths import build_pairs
 
 # Node groups without words have no mean over words.
 ABLATIONS = {
@@ -264,3 +265,34 @@ def test_ablations_without_a_meaning_are_refused():
         ((residual, Zero()), {"at": "edges", "over": None, "metric": lambda y_2: y_2[:, 0]}, "."),
     ]:
         assert re.search(message, get_refusal(bt.circuit, *sides, **{**options, **chosen})), message
+
+
+@pytest.mark.filterwarnings("ignore::bnet_transformer.interventions.circuit.FaithfulnessWarning")
+@pytest.mark.parametrize("kind", ["zero", "mean over words", "other sentence"])
+@pytest.mark.parametrize("options", [{"at": "edges"}, {"over": ("slice", "head")}, {"at": "nodes", "over": ("slice",)}])
+def test_examples_of_unequal_lengths_have_the_circuits_of_single_pairs(kind, options, tmp_path):
+    clean, corrupt = build_pairs()
+    ablation, metric = ABLATIONS[kind](clean, corrupt), {"y_-1": ("cat", "dog")}
+    result = bt.circuit(clean, ablation, metric=metric, threshold="10%", held_out=0.25, **options)
+    given = bt.circuit(clean, ablation, metric=metric, edges=result.retained, **options)
+    for k, s in enumerate(clean):
+        peer = corrupt[k] if kind == "other sentence" else ablation
+        single = bt.circuit(s, peer, metric=metric, edges=result.retained, **options)
+        for name in ("outcome", "clean", "corrupt"):
+            close(getattr(given, name)[k], getattr(single, name)[0])
+    in_sample = [k for k in range(4) if k not in result.pairs.held_out]
+    close(result.outcome, given.outcome[in_sample])
+    search = {**options, "metric": metric, "threshold": result.threshold}
+    chosen = [ABLATIONS[kind]([clean[k] for k in in_sample], [corrupt[k] for k in in_sample])]
+    assert bt.circuit([clean[k] for k in in_sample], *chosen, **search).retained == result.retained
+    result.save(tmp_path / "circuit.safetensors")
+    loaded = bt.load(tmp_path / "circuit.safetensors")
+    close(loaded.run(clean, ablation).outcome, given.outcome)
+    curves = bt.faithfulness_curves(
+        clean, ablation, metric=metric, scores=result, shares=(0.5, 1), readout="y_-1", baselines=(), **options
+    )
+    close(curves.outcomes["scores"][0, -1], given.clean)
+    assert curves.digests == given.pairs.digests and len(curves.digests) == 4
+    for name, wrong in [("over", {"over": None, "at": "arrows"}), ("metric", {"metric": {"y_1": ("cat", "dog")}})]:
+        with pytest.raises(bt.BNetError, match=name):
+            bt.circuit(clean, ablation, **{**options, "metric": metric, **wrong})

@@ -13,6 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int
+from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.process import check_cancelled
 from bnet_transformer._core.results import Fields, UnsavedFunction, get_fields, register_codec
 from bnet_transformer._core.tensors import IntArray
@@ -20,7 +21,13 @@ from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.do_values import Attend, Noise, Scale, Shift, Swap, Zero, is_intervention
 from bnet_transformer.interventions.ablation import Ablation
-from bnet_transformer.interventions.circuit_runs import NODES, CircuitRuns, build_arrow_runs, parse_edge_axes
+from bnet_transformer.interventions.circuit_runs import (
+    NODES,
+    CircuitParts,
+    CircuitRuns,
+    build_arrow_runs,
+    parse_edge_axes,
+)
 from bnet_transformer.interventions.edges import EDGES
 from bnet_transformer.interventions.examples import (
     Examples,
@@ -28,6 +35,8 @@ from bnet_transformer.interventions.examples import (
     parse_example_pair,
     parse_examples,
     parse_metric,
+    split_by_length,
+    split_metric,
 )
 from bnet_transformer.reference import check_discrete_node
 
@@ -53,6 +62,8 @@ class CircuitPairs:
         memory: The number of bytes that are used at once.
         held_out: The positions of the examples that a search does not use.
         ablation: The intervention on nodes whose arrows are left out; None for the values in the corrupt examples.
+        numbers: The numbers of these examples among those of all lengths.
+        others: The examples of other lengths.
     """
 
     clean: Examples = field(repr=False)
@@ -63,6 +74,8 @@ class CircuitPairs:
     memory: int
     held_out: tuple[int, ...] = ()
     ablation: object = None
+    numbers: tuple[int, ...] = ()
+    others: tuple[CircuitPairs, ...] = ()
 
     @classmethod
     def parse(
@@ -77,29 +90,45 @@ class CircuitPairs:
     ) -> CircuitPairs:
         """Validate the sentences and the options."""
         check_choice("at", at, (ARROWS, EDGES, NODES))
-        first, second, ablation = _parse_sides(clean, corrupt)
+        sides, ablation = _parse_sides(clean, corrupt)
         for name, value in (("over", over), ("candidates", candidates)):
             if at == EDGES and value is not None:
                 expected = 'None for at="edges": an edge joins all words and paths from a writer to a reader'
                 raise BNetError(name, expected=expected, actual=value)
-        axes = (EDGES,) if at == EDGES else parse_edge_axes(first.model.ground, over)
+        axes = (EDGES,) if at == EDGES else parse_edge_axes(sides[0][1].model.ground, over)
         axes = (NODES, *axes) if at == NODES else axes
-        return cls(first, second, metric, axes, candidates, check_int("memory", memory), ablation=ablation)
+        if len(sides) > 1 and WORD in axes:
+            expected, hint = "no axis 'word', because the sentences differ in length", 'Pass over=("slice", "head")'
+            raise BNetError("over", expected=expected, actual=over, hint=hint)
+        options: dict[str, Any] = {"memory": check_int("memory", memory), "ablation": ablation}
+        first, *others = (
+            cls(one, two, metric, axes, candidates, numbers=numbers, **options) for numbers, one, two in sides
+        )
+        return replace(first, others=tuple(others))
 
     def __len__(self) -> int:
-        return len(self.clean)
+        return sum(len(part.clean) for part in (self, *self.others))
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """A digest of the words of each pair, or of each clean sentence without corrupt ones."""
+        parts = (self, *self.others)
+        digests = [digest for part in parts for digest in part.clean.digest_pairs(part.corrupt)]
+        return tuple(digests[k] for k in np.argsort([k for part in parts for k in part.numbers] or range(len(digests))))
 
     def with_sentences(self, clean: object, corrupt: object, metric: object) -> CircuitPairs:
         """The same edges on other sentences of the net, without held-out ones."""
-        first, second, ablation = _parse_sides(clean, corrupt)
-        if not is_same_network(first.model.network, self.clean.model.network):
+        sides, ablation = _parse_sides(clean, corrupt)
+        if not is_same_network(sides[0][1].model.network, self.clean.model.network):
             raise BNetError("clean", expected="sentences of the net of the circuit", actual="sentences of another net")
         if metric is None and has_example_data(self.metric):
             hint = "Pass metric= with the states, or the function, of these pairs"
             expected = "a metric of these pairs, because that of the circuit refers to its examples"
             raise BNetError("metric", expected=expected, hint=hint)
         new_metric = self.metric if metric is None else metric
-        return replace(self, clean=first, corrupt=second, ablation=ablation, metric=new_metric, held_out=())
+        blank = replace(self, ablation=ablation, metric=new_metric, held_out=(), others=())
+        first, *others = (replace(blank, numbers=numbers, clean=one, corrupt=two) for numbers, one, two in sides)
+        return replace(first, others=tuple(others))
 
     def hold_out(self, share: float | None, seed: int) -> CircuitPairs:
         """Hold out a random share of the examples; by default a quarter of 8 or more."""
@@ -116,6 +145,8 @@ class CircuitPairs:
 
     def build_runs(self) -> CircuitRuns:
         """Run both sides of the examples."""
+        if self.others:
+            return JoinedRuns.build(self, CircuitPairs.build_runs)
         if isinstance(self.ablation, UnsavedFunction):
             hint = "Use run(clean, corrupt) with the ablation"
             raise BNetError("corrupt", expected="an ablation", actual=self.ablation, hint=hint)
@@ -130,18 +161,91 @@ class CircuitPairs:
         return build_arrow_runs(self.clean, other, metric, self.over, self.candidates, self.memory)
 
 
-def _parse_sides(clean: object, corrupt: object) -> tuple[Examples, Examples | None, object]:
-    """The clean sentences, the corrupt ones or those of a swap (None without them), and the ablation."""
+def _parse_sides(clean: object, corrupt: object) -> tuple[list[tuple[tuple[int, ...], Examples, Any]], object]:
+    """The sentences of each length, and the ablation.
+
+    The sentences are their numbers, the clean ones, and the corrupt ones or those of a swap (None without them).
+    """
     if is_intervention(clean):
         raise BNetError("clean", expected="sentences", actual=clean, hint="Pass the ablation as corrupt")
     if isinstance(corrupt, Attend):
         expected = "sentences, Zero(), Mean(...), or a change of the value of a node, such as a function"
         raise BNetError("corrupt", expected=expected, actual=corrupt)
-    if isinstance(corrupt, Swap):
-        return *parse_example_pair(clean, corrupt.target), corrupt
-    if is_intervention(corrupt):
-        return parse_examples("clean", clean), None, corrupt
-    return *parse_example_pair(clean, corrupt), None
+    ablation = corrupt if is_intervention(corrupt) else None
+    other = corrupt.target if isinstance(corrupt, Swap) else corrupt
+
+    def parse(first: object, second: object) -> tuple[Examples, Examples | None]:
+        has_pair = ablation is None or isinstance(ablation, Swap)
+        return parse_example_pair(first, second) if has_pair else (parse_examples("clean", first), None)
+
+    parts = split_by_length(clean, other)
+    if len(parts) < 2:
+        one, two = parse(clean, other)
+        return [(tuple(range(len(one))), one, two)], ablation
+    sides = [[[s[k] for k in part] if isinstance(s, list | tuple) else s for s in (clean, other)] for part in parts]
+    return [(part, *parse(*side)) for part, side in zip(parts, sides, strict=True)], ablation
+
+
+@dataclass
+class JoinedRuns(CircuitRuns):
+    """The runs of sentences of several lengths, with the same edges.
+
+    Args:
+        parts: The runs of each length.
+        order: The position of each example among those of the parts.
+    """
+
+    parts: Sequence[CircuitRuns]
+    order: Tensor
+
+    @classmethod
+    def build(cls, pairs: CircuitPairs, build_runs: Callable[[CircuitPairs], CircuitRuns]) -> JoinedRuns:
+        """Build the runs of each length."""
+        parts = (pairs, *pairs.others)
+        numbers = [part.numbers for part in parts]
+        metrics = split_metric(pairs.clean.model, pairs.metric, numbers, has_words=False)
+        runs = [build_runs(replace(part, metric=m, others=())) for part, m in zip(parts, metrics, strict=True)]
+        for other in runs[1:]:
+            if only := {*other.edge_names} ^ {*runs[0].edge_names}:
+                expected = "the same edges in sentences of all lengths"
+                raise BNetError("circuit", expected=expected, actual=f"{min(only)}, which only one length has")
+        return cls(runs, torch.tensor([k for part in numbers for k in part]).argsort())
+
+    def __post_init__(self) -> None:
+        self.edge_names = self.parts[0].edge_names
+
+    def evaluate(self, retained: Tensor) -> Tensor:
+        return self._join([part.evaluate(retained) for part in self.parts])
+
+    def evaluate_clean(self) -> Tensor:
+        return self._join([part.evaluate_clean() for part in self.parts])
+
+    def evaluate_corrupt(self) -> Tensor:
+        return self._join([part.evaluate_corrupt() for part in self.parts])
+
+    def swap(self) -> JoinedRuns:
+        return replace(self, parts=[part.swap() for part in self.parts])
+
+    @property
+    def edge_groups(self) -> tuple[tuple[int, ...], ...]:
+        return self.parts[0].edge_groups
+
+    def find_connected(self, retained: Tensor) -> Tensor:
+        return torch.stack([part.find_connected(retained) for part in self.parts]).any(0)
+
+    def check_edge(self, name: str) -> None:
+        self.parts[0].check_edge(name)
+
+    def list_notes(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(note for part in self.parts for note in part.list_notes()))
+
+    def trace(self, retained: Tensor) -> CircuitParts:
+        """The arrows and nodes in the sentences of the first length."""
+        return self.parts[0].trace(retained)
+
+    def _join(self, values: Sequence[Tensor]) -> Tensor:
+        """The values of all examples, `[*circuit, example]`."""
+        return torch.cat(list(values), -1)[..., self.order]
 
 
 def _to_fields(pairs: CircuitPairs) -> Fields:
@@ -167,6 +271,8 @@ def build_divergence_runs(pairs: CircuitPairs, readout: object) -> CircuitRuns:
     """The runs whose metric is the KL divergence from the distribution of a discrete node in the clean run, in nats."""
     if not isinstance(readout, str):
         raise BNetError("readout", expected="the name of a discrete node", actual=readout)
+    if pairs.others:
+        return JoinedRuns.build(pairs, lambda part: build_divergence_runs(part, readout))
     ground = pairs.clean.model.ground
     node = ground.id(readout)
     name = ground.name(node)

@@ -720,7 +720,7 @@ class Circuit(ComparableResult):
         metric = describe_metric(part.pairs.metric)
         notes += explain_unchecked_metric(metric)
         settings = {"over": self.over, "metric": metric}
-        digests = part.pairs.clean.digest_pairs(part.pairs.corrupt)
+        digests = part.pairs.digests
         if len(digests) > len(clean):  # the pairs contain those of the other part
             digests = tuple(digests[k] for k in (part.pairs.in_sample if part is self else part.pairs.held_out))
         return SentenceValues("circuit", tuple(rows), {}, values, scale, settings, tuple(filter(None, notes)), digests)

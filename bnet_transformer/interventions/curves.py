@@ -346,9 +346,7 @@ def faithfulness_curves(
     divergence_runs = None if readout is None else build_divergence_runs(pairs, readout)
     options: dict[str, Any] = {"confidence": level, "resamples": count, "seed": seed}
     curves = measure_curves(pairs.build_runs(), scores, ends, draws, **options)
-    curves = replace(
-        curves, metric=describe_metric(metric), over=pairs.over, digests=pairs.clean.digest_pairs(pairs.corrupt)
-    )
+    curves = replace(curves, metric=describe_metric(metric), over=pairs.over, digests=pairs.digests)
     if divergence_runs is not None:
         divergences = measure_curves(divergence_runs, scores, ends, draws, **options)
         kl = {name: values.mean((0, -1)) for name, values in divergences.absolute_outcomes.items()}

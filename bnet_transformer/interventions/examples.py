@@ -204,6 +204,29 @@ def parse_example_pair(clean: object, corrupt: object, *, has_alignment: bool = 
     return clean_examples, corrupt_examples
 
 
+def split_by_length(clean: object, corrupt: object) -> list[tuple[int, ...]]:
+    """The numbers of the examples of each length; empty if the arguments are no lists of sentences of equal number."""
+    sides = [side for side in (clean, corrupt) if isinstance(side, list | tuple)]
+    lengths = [[_get_length(sentence) for sentence in side] for side in sides]
+    is_valid = len({len(side) for side in lengths}) == 1 and all(None not in side for side in lengths)
+    if not is_valid:
+        return []
+    numbers: dict[object, list[int]] = {}
+    for k, length in enumerate(zip(*lengths, strict=True)):
+        if len({*length}) > 1:
+            actual = f"{length[0]} and {length[1]} words"
+            hint = "Pairs have equal lengths, or align words in a sweep: words={word: word of the other sentence}"
+            raise BNetError(f"corrupt[{k}]", expected=f"as many words as clean[{k}]", actual=actual, hint=hint)
+        numbers.setdefault(length, []).append(k)
+    return [tuple(part) for part in numbers.values()]
+
+
+def _get_length(sentence: object) -> tuple[int, ...] | None:
+    """The number of words of each stack; None if the object is no sentence."""
+    state = get_sentence_state(sentence)
+    return None if state is None else tuple(state.model.ground.word_counts.values())
+
+
 def has_difference(first: Examples, second: Examples) -> bool:
     """True if the inputs, the set values or the set rows of attention differ in some pair of examples."""
     for one, other in zip(first.models, second.models, strict=True):

@@ -45,6 +45,7 @@ from bnet_transformer.interventions.examples import (
     parse_example_pair,
     parse_examples,
     parse_metric,
+    split_by_length,
     split_metric,
 )
 from bnet_transformer.interventions.gradients import HALF_BITS
@@ -321,7 +322,7 @@ def parse_requests(
     Raises:
         BNetError: The sentences differ in length, and the cells or the metric refer to words.
     """
-    parts = _split_examples(clean, corrupt) if words is None else []
+    parts = split_by_length(clean, corrupt) if words is None else []
     if len(parts) < 2:
         request = parse_request(clean, corrupt, metric=metric, words=words, **options)
         return [LengthPart(tuple(range(len(request.base))), request)]
@@ -342,29 +343,6 @@ def parse_requests(
             expected = "the same cells in sentences of all lengths"
             raise BNetError("at", expected=expected, actual=f"{only}, which only sentences of one length have")
     return result
-
-
-def _split_examples(clean: object, corrupt: object) -> list[tuple[int, ...]]:
-    """The numbers of the examples of each length; empty if the arguments are no lists of sentences of equal number."""
-    sides = [side for side in (clean, corrupt) if isinstance(side, list | tuple)]
-    lengths = [[_get_length(sentence) for sentence in side] for side in sides]
-    is_valid = len({len(side) for side in lengths}) == 1 and all(None not in side for side in lengths)
-    if not is_valid:
-        return []
-    numbers: dict[object, list[int]] = {}
-    for k, length in enumerate(zip(*lengths, strict=True)):
-        if len({*length}) > 1:
-            actual = f"{length[0]} and {length[1]} words"
-            hint = "Pairs have equal lengths, or align words in a sweep: words={word: word of the other sentence}"
-            raise BNetError(f"corrupt[{k}]", expected=f"as many words as clean[{k}]", actual=actual, hint=hint)
-        numbers.setdefault(length, []).append(k)
-    return [tuple(part) for part in numbers.values()]
-
-
-def _get_length(sentence: object) -> tuple[int, ...] | None:
-    """The number of words of each stack; None if the object is no sentence."""
-    state = get_sentence_state(sentence)
-    return None if state is None else tuple(state.model.ground.word_counts.values())
 
 
 def _check_cells(model: GroundModel, cells: PatchCells) -> None:
