@@ -63,7 +63,7 @@ class CircuitPairs:
         held_out: The positions of the examples that a search does not use.
         ablation: The intervention on nodes whose arrows are left out; None for the values in the corrupt examples.
         numbers: The numbers of these examples among those of all lengths.
-        others: The examples of other lengths.
+        other_lengths: The examples of other lengths.
     """
 
     clean: Examples = field(repr=False)
@@ -75,7 +75,7 @@ class CircuitPairs:
     held_out: tuple[int, ...] = ()
     ablation: object = None
     numbers: tuple[int, ...] = ()
-    others: tuple[CircuitPairs, ...] = ()
+    other_lengths: tuple[CircuitPairs, ...] = ()
 
     @classmethod
     def parse(
@@ -101,18 +101,18 @@ class CircuitPairs:
             expected, hint = "no axis 'word', because the sentences differ in length", 'Pass over=("slice", "head")'
             raise BNetError("over", expected=expected, actual=over, hint=hint)
         options: dict[str, Any] = {"memory": check_int("memory", memory), "ablation": ablation}
-        first, *others = (
+        first, *following = (
             cls(one, two, metric, axes, candidates, numbers=numbers, **options) for numbers, one, two in sides
         )
-        return replace(first, others=tuple(others))
+        return replace(first, other_lengths=tuple(following))
 
     def __len__(self) -> int:
-        return sum(len(part.clean) for part in (self, *self.others))
+        return sum(len(part.clean) for part in (self, *self.other_lengths))
 
     @property
     def digests(self) -> tuple[str, ...]:
         """A digest of the words of each pair, or of each clean sentence without corrupt ones."""
-        parts = (self, *self.others)
+        parts = (self, *self.other_lengths)
         digests = [digest for part in parts for digest in part.clean.digest_pairs(part.corrupt)]
         return tuple(digests[k] for k in np.argsort([k for part in parts for k in part.numbers] or range(len(digests))))
 
@@ -126,9 +126,9 @@ class CircuitPairs:
             expected = "a metric of these pairs, because that of the circuit refers to its examples"
             raise BNetError("metric", expected=expected, hint=hint)
         new_metric = self.metric if metric is None else metric
-        blank = replace(self, ablation=ablation, metric=new_metric, held_out=(), others=())
-        first, *others = (replace(blank, numbers=numbers, clean=one, corrupt=two) for numbers, one, two in sides)
-        return replace(first, others=tuple(others))
+        blank = replace(self, ablation=ablation, metric=new_metric, held_out=(), other_lengths=())
+        first, *following = (replace(blank, numbers=numbers, clean=one, corrupt=two) for numbers, one, two in sides)
+        return replace(first, other_lengths=tuple(following))
 
     def hold_out(self, share: float | None, seed: int) -> CircuitPairs:
         """Hold out a random share of the examples; by default a quarter of 8 or more."""
@@ -145,7 +145,7 @@ class CircuitPairs:
 
     def build_runs(self) -> CircuitRuns:
         """Run both sides of the examples."""
-        if self.others:
+        if self.other_lengths:
             return JoinedRuns.build(self, CircuitPairs.build_runs)
         if isinstance(self.ablation, UnsavedFunction):
             hint = "Use run(clean, corrupt) with the ablation"
@@ -201,10 +201,10 @@ class JoinedRuns(CircuitRuns):
     @classmethod
     def build(cls, pairs: CircuitPairs, build_runs: Callable[[CircuitPairs], CircuitRuns]) -> JoinedRuns:
         """Build the runs of each length."""
-        parts = (pairs, *pairs.others)
+        parts = (pairs, *pairs.other_lengths)
         numbers = [part.numbers for part in parts]
         metrics = split_metric(pairs.clean.model, pairs.metric, numbers, has_words=False)
-        runs = [build_runs(replace(part, metric=m, others=())) for part, m in zip(parts, metrics, strict=True)]
+        runs = [build_runs(replace(part, metric=m, other_lengths=())) for part, m in zip(parts, metrics, strict=True)]
         for other in runs[1:]:
             if only := {*other.edge_names} ^ {*runs[0].edge_names}:
                 expected = "the same edges in sentences of all lengths"
@@ -271,7 +271,7 @@ def build_divergence_runs(pairs: CircuitPairs, readout: object) -> CircuitRuns:
     """The runs whose metric is the KL divergence from the distribution of a discrete node in the clean run, in nats."""
     if not isinstance(readout, str):
         raise BNetError("readout", expected="the name of a discrete node", actual=readout)
-    if pairs.others:
+    if pairs.other_lengths:
         return JoinedRuns.build(pairs, lambda part: build_divergence_runs(part, readout))
     ground = pairs.clean.model.ground
     node = ground.id(readout)

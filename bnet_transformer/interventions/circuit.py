@@ -867,7 +867,8 @@ def circuit(
 
     Args:
         clean: The sentence, or the list of sentences (the examples), that the circuit runs.
-        corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words. Or an
+        corrupt: The corrupt sentence or sentences: as many as the clean ones, with the same numbers of words. The pairs
+            of a list may differ in length if edges refer to no single word, as with `over=("slice", "head")`. Or an
             ablation: what the values become, as in `bt.sweep`: `Zero()`, `Mean(...)`, `Noise(...)`, `Shift(...)`,
             `Scale(...)`, a function of the value, `Project(...)`, `Set(...)`, or `Swap(sentences, within)`.
         metric: A mapping from a discrete node to one or two states, or a function of nodes, as for `bt.sweep`.

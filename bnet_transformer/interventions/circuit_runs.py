@@ -300,37 +300,31 @@ def find_circuit_arrows(
         if active.any():
             by_group.setdefault(edge.child, []).append((edge, sources[active], targets[active]))
     names: dict[int, list[str]] = {}  # of the edge of each arrow, by the group of the target; "" if it is never removed
-    group_edges: dict[int, dict[str, int]] = {}
+    order_keys: dict[str, tuple[int, int]] = {}  # of each edge: the group with which it is tested, and its place there
     used = set[tuple[int, int]]()
     for index in sorted(by_group):
         _check_removable(model, index, can_differ)
         names[index] = []
         for edge, sources, targets in by_group[index]:
-            arrow_names = [""] * len(sources)
-            if pairs is None or (edge.parent, edge.child) in pairs:
-                arrow_names = _name_edges(ground, sources, targets, over)
-                used.add((edge.parent, edge.child))
-                members = group_edges.setdefault(edge.parent if is_of_nodes else index, {})
-                for name, source in zip(arrow_names, sources.tolist(), strict=True):
-                    members.setdefault(name, source)
-            names[index] += arrow_names
-    if is_of_nodes:  # in the order of the nodes
-        group_edges = {
-            index: dict(sorted(members.items(), key=lambda item: item[1])) for index, members in group_edges.items()
-        }
-    edge_names = tuple(name for index in sorted(group_edges) for name in group_edges[index])
+            if pairs is not None and (edge.parent, edge.child) not in pairs:
+                names[index] += [""] * len(sources)
+                continue
+            used.add((edge.parent, edge.child))
+            names[index] += _name_edges(ground, sources, targets, over)
+            for name, source in zip(names[index][-len(sources) :], sources.tolist(), strict=True):
+                order_keys.setdefault(name, (edge.parent, source) if is_of_nodes else (index, len(order_keys)))
+    edge_names = tuple(sorted(order_keys, key=order_keys.__getitem__))
     ids = {name: k for k, name in enumerate(edge_names)} | {"": -1}
-    incoming = {}
-    for index, parts in by_group.items():
-        ends = [np.concatenate([part[k] for part in parts]).astype(np.int64) for k in (1, 2)]
-        incoming[index] = IncomingArrows(ends[0], ends[1], np.array([ids[name] for name in names[index]]))
-    incoming = {index: incoming[index] for index in sorted(incoming)}
-    edges_by_group = {index: tuple(ids[name] for name in group_edges[index]) for index in sorted(group_edges)}
+    edges_by_group = {
+        index: tuple(ids[name] for name in members)
+        for index, members in groupby(edge_names, key=lambda name: order_keys[name][0])
+    }
     differing &= is_ancestor
-    first = differing.copy()
-    if isinstance(corrupt, Ablation):
-        for part in incoming.values():
-            first[part.targets] = False
+    first, incoming = differing.copy(), {}
+    for index in names:
+        ends = [np.concatenate([part[k] for part in by_group[index]]).astype(np.int64) for k in (1, 2)]
+        incoming[index] = IncomingArrows(ends[0], ends[1], np.array([ids[name] for name in names[index]]))
+        first[ends[1]] &= not isinstance(corrupt, Ablation)
     masks = edges_by_group, first, differing
     silent = tuple(pattern for pattern, members in (parsed or {}).items() if not members & used)
     return CircuitArrows(ground, tuple(outcome_nodes), incoming, edge_names, *masks, num_idle, over, silent)
