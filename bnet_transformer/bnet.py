@@ -21,6 +21,7 @@ from bnet_transformer.bridges.pgmpy import Roles, bif_to_declaration, pgmpy_to_d
 from bnet_transformer.data.batch import Batch, encode_batch
 from bnet_transformer.data.encode import encode_sentence
 from bnet_transformer.declare import Declaration, Network, declare, io
+from bnet_transformer.declare.neurons import expose_neurons
 from bnet_transformer.drawing import PathLike
 from bnet_transformer.equations import Equations, equations
 from bnet_transformer.errors import BNetError, FileError
@@ -107,6 +108,28 @@ class BNet(StructureQueries):
             The new net.
         """
         return BNet(self.network.to(*targets))
+
+    def expose_neurons(self) -> BNet:
+        """The same net with neurons as nodes: each feed-forward node is its hidden activations, and a map of them.
+
+        The node `ffn_1_4` has the new parent `neuron_1_4`, the hidden activations `[hidden]` after the nonlinearity.
+        In a stack `enc` they are `enc_neuron_1_4`, and those of another role `e` are `e_neuron_1_4`. The net
+        computes the same and has the same tensors as parameters, without a copy. All methods apply to neurons as to
+        other nodes.
+
+        Returns:
+            The net.
+
+        Raises:
+            BNetError: The net has no feed-forward node, or has nodes of the new role already.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.decoder(dim=8, heads=2, slices=2, hidden=32, vocabulary=["the", "cat", "sat"]).expose_neurons()
+        >>> s = net.sentence("the cat sat")
+        >>> s["neuron_1_2"].shape, s.parents("ffn_1_2"), s.do(neuron_1_2=0)["ffn_1_2"].shape
+        (torch.Size([32]), ['neuron_1_2'], torch.Size([8]))
+        """
+        return BNet(expose_neurons(self.network))
 
     def save(self, path: PathLike) -> None:
         """Write the net to one safetensors file: its parameters, and its declaration as versioned JSON.

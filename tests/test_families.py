@@ -237,6 +237,20 @@ def test_it_is_saved_and_read(name, tmp_path):
     assert loaded.sentence(TABLE[name][2][0]).tpm(node).logits.equal(s.tpm(node).logits)
 
 
+@ALL
+def test_its_neurons_are_nodes(name):
+    """All neurons patched are the feed-forward nodes patched; the readout and the parameters are the same."""
+    net, corrupt, clean = make_case(name)
+    exposed, node = net.expose_neurons(), find_outcome(corrupt)
+    query = {"metric": {node: 1}, "over": ("slice",)}
+    stem = find_states(corrupt).removesuffix("x")
+    ffn = bt.sweep(clean, corrupt, at=f"{stem}ffn", **query)
+    clean, corrupt = (exposed.sentence(sentence) for sentence in TABLE[name][2][::-1])
+    torch.testing.assert_close(bt.sweep(clean, corrupt, at=f"{stem}neuron", **query).outcomes, ffn.outcomes)
+    assert ffn.effects.abs().max() > 1e-9
+    assert {id(value) for value in exposed.parameters.values()} == {id(value) for value in net.parameters.values()}
+
+
 # properties of single families
 
 

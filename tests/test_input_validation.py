@@ -50,6 +50,7 @@ TPMS: dict[str, dict[str, Any]] = {
         "Categorical": {"n": 3},
         "Cayley": {},
         "FeedForward": {"hidden": 4},
+        "Neurons": {"hidden": 4},
         "Given": {"size": 4},
         "Normal": {"sigma": 1.0},
     },
@@ -70,7 +71,14 @@ STRUCTURE: dict[str, dict[str, Any]] = {
 }
 NET_METHODS: dict[str, dict[str, Any]] = {
     **STRUCTURE,
-    **{"batch": {"sentences": TEXTS}, "cost": {"words": 3}, "equations": {}, "pyro": {}, "replace": {"parameters": {}}},
+    **{
+        "batch": {"sentences": TEXTS},
+        "cost": {"words": 3},
+        "equations": {},
+        "expose_neurons": {},
+        "pyro": {},
+        "replace": {"parameters": {}},
+    },
     **{"save": {"path": "n.safetensors"}, "sentence": {"sentence": "the cat"}, "to": {}},
     **{"separations": {"questions": [("x_1", "y", "c")]}, "tan": {"sentences": TEXTS, "classes": ["a", "b"]}},
 }

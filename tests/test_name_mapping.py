@@ -124,7 +124,7 @@ def bridge(request, tmp_path_factory):
         if compatible:
             lens_model.enable_compatibility_mode(no_processing=True)
         cache = lens_model.run_with_cache(IDS)[1]
-    return from_pretrained(init_model(name, options)), dict(cache.items())
+    return from_pretrained(init_model(name, options)).expose_neurons(), dict(cache.items())
 
 
 def test_tensors_of_hooks_equal_our_nodes(bridge):
@@ -177,9 +177,9 @@ def record_values(model):
 
 @pytest.fixture(scope="module", params=mark_slow(HUGGING_FACE, (0, 7, 9, 13, 15)), ids=make_ids(HUGGING_FACE))
 def pretrained(request):
-    """A model of transformers, and our net of it."""
+    """A model of transformers, and our net of it, with neurons as nodes."""
     model = init_model(*request.param)
-    return model, from_pretrained(model)
+    return model, from_pretrained(model).expose_neurons()
 
 
 def test_tensors_of_hugging_face_names_equal_our_nodes(pretrained):

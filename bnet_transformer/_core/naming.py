@@ -445,6 +445,7 @@ COMMON_HOOKS = {
     "v": ("blocks.{t}.attn.hook_v", "blocks.{t}.attn.v.hook_out"),
     "j": ("blocks.{t}.attn.hook_pattern",),
     "a": ("blocks.{t}.attn.hook_z", "blocks.{t}.attn.o.hook_in"),
+    "neuron": ("blocks.{t}.mlp.hook_post", "blocks.{t}.mlp.out.hook_in"),
     "ffn": ("blocks.{t}.hook_mlp_out", "blocks.{t}.mlp.hook_out", "blocks.{t}.mlp.out.hook_out"),
     "x": ("blocks.{t}.hook_resid_pre", "blocks.{t}.hook_in"),
     NEXT_STATE: ("blocks.{t}.hook_resid_post", "blocks.{t}.hook_out"),

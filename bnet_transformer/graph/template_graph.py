@@ -338,7 +338,8 @@ such as x_0_0. To set all of them: do(x_0=...), or at=['x_0'] in a sweep.
     """
     match = HOOK_PATTERN.fullmatch(name) if isinstance(name, str) else None
     if match is None:
-        return unknown_name_error(subject, name, names)
+        hint = "Neurons are nodes of net.expose_neurons()" if isinstance(name, str) and "neuron" in name else None
+        return unknown_name_error(subject, name, names, hint=hint)
     hint = _describe_hook(template, match)
     return UnknownNameError(subject, expected="a name of this net", actual=repr(name), hint=hint)
 

@@ -48,7 +48,7 @@ OUTPUT_PARTS = {
     **{role: role for role in ("cross_q", "cross_k", "cross_v", "cross_mix", "cross_norm")},
     "ffn": "ffn_out",
 }
-INPUT_PARTS = {"a": "mix", "cross_a": "cross_mix", "scaled": "logits"}
+INPUT_PARTS = {"a": "mix", "cross_a": "cross_mix", "scaled": "logits", "neuron": "ffn_out"}
 POST_INPUT_PARTS = {
     **INPUT_PARTS,
     **{"add": "x_0", "add1": "norm1", "cross_add": "cross_norm", "add2": "norm2", "transform": "transform_norm"},

@@ -147,8 +147,8 @@ def _find_part(stem: str, parameter: str, *, gated: bool) -> tuple[str, str | No
         return qkv[1], "in"
     if output:
         return f"{output[1] or ''}mix", "out"
-    if stem == "ffn":
-        side = parameter.rpartition("_")[2]
+    if stem in ("ffn", "neuron"):  # with neurons as nodes, the parameters of `ffn` are `weight` and `bias`
+        side = parameter.rpartition("_")[2] if "_" in parameter else "out"
         return f"ffn_{side}_gated" if gated and side == "in" else f"ffn_{side}", None
     return stem, None
 

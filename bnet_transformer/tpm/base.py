@@ -586,6 +586,21 @@ class TPM(CheckedDataclass, abc.ABC):
         """
         return None
 
+    def split_neurons(self, *parents: Parent) -> tuple[TPM, TPM, Mapping[str, str]] | None:
+        """The TPM as two, at its hidden activations (its neurons); None (default) if it has none.
+
+        `net.expose_neurons()` then declares two nodes instead of one.
+
+        Args:
+            *parents: The descriptions of the parents, in the order of the slots.
+
+        Returns:
+            The TPM of the hidden activations, with the same parents and with parameters of the same names; the TPM of
+            the value, with the hidden activations as its parent; and for each parameter of the second its name in this
+            TPM.
+        """
+        return None
+
     def latex(self, s: Symbols) -> str:
         r"""The right-hand side of `P(node | parents) = ...` in LaTeX.
 

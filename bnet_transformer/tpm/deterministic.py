@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, final
@@ -414,9 +414,56 @@ class Multiple(VectorMap):
         return s.equals(format_multiple(self.factor, str(s.of("x"))))
 
 
+@dataclass(frozen=True)
+class _HiddenLayer(VectorMap):
+    """The hidden activations of a feed-forward map: `s(W_1 x + b_1)`, or gated `s(W_g x + b_g) * (W_1 x + b_1)`."""
+
+    hidden: Annotated[int, check_int]
+    activation: Annotated[str, check_activation] = "relu"
+    gated: Annotated[bool, check_bool] = False
+    bias: Annotated[bool, check_bool] = True
+
+    def _get_map_shapes(self, width: int) -> dict[str, Shape]:
+        """The shapes of the matrices by the suffix of their names."""
+        return dict.fromkeys(("in", "gate") if self.gated else ("in",), (self.hidden, width))
+
+    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
+        maps = self._get_map_shapes(check_vector(parents[0]))
+        parameters = {f"weight_{name}": Parameter(shape, shape[1] ** -0.5) for name, shape in maps.items()}
+        if self.bias:
+            parameters |= {f"bias_{name}": Parameter(shape[:1], fill=0.0) for name, shape in maps.items()}
+        return parameters
+
+    def products(self, *parents: Parent) -> tuple[Product, ...]:
+        maps = self._get_map_shapes(check_vector(parents[0]))
+        return tuple(Product(parents, (self.hidden, parents[0].shape[0]), has_parameter=True) for _ in maps)
+
+    def _compute_hidden(self, context: EvalContext, x: Tensor) -> Tensor:
+        """The hidden activations, `[..., hidden]`."""
+        hidden = ACTIVATIONS[self.activation](self._apply_map("gate" if self.gated else "in", context, x))
+        return hidden * self._apply_map("in", context, x) if self.gated else hidden
+
+    def _apply_map(self, name: str, context: EvalContext, x: Tensor) -> Tensor:
+        """One of the linear maps, with its bias."""
+        return apply_linear(context[f"weight_{name}"], x, context[f"bias_{name}"] if self.bias else None)
+
+    def _format_hidden(self, s: Symbols, row: str) -> str:
+        """The hidden activations in LaTeX; `row` is the letter of their index."""
+
+        def inner(name: str, letters: str) -> str:
+            bias = s.plus(s.parameter("b", name), row) if self.bias else ""
+            return s.map(s.parameter("W", name), s.of("x"), letters) + bias
+
+        hidden = f"{ACTIVATION_LATEX[self.activation]}({inner('g' if self.gated else '1', f'{row}d')})"
+        if not self.gated:
+            return hidden
+        times = "" if s.form == "einstein" else r" \odot "
+        return rf"\left({hidden}{times}({inner('1', f'{row}e')})\right)"
+
+
 @final
 @dataclass(frozen=True)
-class FeedForward(VectorMap):
+class FeedForward(_HiddenLayer):
     """A feed-forward map: `x' = W_2 s(W_1 x + b_1) + b_2`; deterministic. The TPM owns the weights and biases.
 
     Gated: `x' = W_2 (s(W_g x + b_g) * (W_1 x + b_1)) + b_2`. Parent: the vector `x`, `[d]`. The value has shape `[d]`.
@@ -432,45 +479,51 @@ class FeedForward(VectorMap):
     ['bias_in', 'bias_out', 'weight_in', 'weight_out']
     """
 
-    hidden: Annotated[int, check_int]
-    activation: Annotated[str, check_activation] = "relu"
-    gated: Annotated[bool, check_bool] = False
-    bias: Annotated[bool, check_bool] = True
-
-    def parameters(self, *parents: Parent) -> dict[str, Parameter]:
-        (width,) = self.shape(*parents)
-        maps = {"in": (self.hidden, width), "out": (width, self.hidden)}
-        if self.gated:
-            maps["gate"] = (self.hidden, width)
-        parameters = {f"weight_{name}": Parameter(shape, shape[1] ** -0.5) for name, shape in maps.items()}
-        if self.bias:
-            parameters |= {f"bias_{name}": Parameter(shape[:1], fill=0.0) for name, shape in maps.items()}
-        return parameters
-
-    def products(self, *parents: Parent) -> tuple[Product, ...]:
-        (width,) = self.shape(*parents)
-        return (Product(parents, (self.hidden, width), has_parameter=True),) * (3 if self.gated else 2)
+    def _get_map_shapes(self, width: int) -> dict[str, Shape]:
+        return {"in": (self.hidden, width), "out": (width, self.hidden), **super()._get_map_shapes(width)}
 
     def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
-        activate = ACTIVATIONS[self.activation]
-        hidden = activate(self._linear(context, "gate" if self.gated else "in", parents[0]))
-        return self._linear(context, "out", hidden * self._linear(context, "in", parents[0]) if self.gated else hidden)
+        return self._apply_map("out", context, self._compute_hidden(context, parents[0]))
+
+    def split_neurons(self, *parents: Parent) -> tuple[TPM, TPM, Mapping[str, str]]:
+        neurons = Neurons(self.hidden, self.activation, self.gated, self.bias)
+        output = (Affine if self.bias else Linear)(check_vector(parents[0]))
+        return neurons, output, {"weight": "weight_out", "bias": "bias_out"}
 
     def latex(self, s: Symbols) -> str:
-        def inner(name: str, letters: str) -> str:
-            bias = s.plus(s.parameter("b", name), "b") if self.bias else ""
-            return s.map(s.parameter("W", name), s.of("x"), letters) + bias
-
-        hidden = f"{ACTIVATION_LATEX[self.activation]}({inner('g' if self.gated else '1', 'bd')})"
-        if self.gated:
-            times = "" if s.form == "einstein" else r" \odot "
-            hidden = rf"\left({hidden}{times}({inner('1', 'be')})\right)"
-        out = s.map(s.parameter("W", "2"), hidden)
+        out = s.map(s.parameter("W", "2"), self._format_hidden(s, "b"))
         return s.equals(out + (s.plus(s.parameter("b", "2")) if self.bias else ""))
 
-    def _linear(self, context: EvalContext, name: str, x: Tensor) -> Tensor:
-        """One of the linear maps, with its bias."""
-        return apply_linear(context[f"weight_{name}"], x, context[f"bias_{name}"] if self.bias else None)
+
+@final
+@dataclass(frozen=True)
+class Neurons(_HiddenLayer):
+    """The hidden activations of a feed-forward map: `h = s(W_1 x + b_1)`; deterministic. The TPM owns W and b.
+
+    Gated: `h = s(W_g x + b_g) * (W_1 x + b_1)`. A `Linear` or `Affine` map of them is a `FeedForward`;
+    `net.expose_neurons()` declares feed-forward nodes in this way. Parent: the vector `x`, `[d]`. The value has shape
+    `[hidden]`.
+
+    Args:
+        hidden: The number of neurons.
+        activation: The function s: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or `"identity"`.
+            Default `"relu"`.
+        gated: Whether the activations are gated, as in Llama. Default False.
+        bias: Whether there are biases. Default True.
+
+    >>> Neurons(32, gated=True, bias=False).parameters(Parent("x", (8,))).keys()
+    dict_keys(['weight_in', 'weight_gate'])
+    """
+
+    def shape(self, *parents: Parent) -> Shape:
+        super().shape(*parents)
+        return (self.hidden,)
+
+    def value(self, context: EvalContext, *parents: Tensor) -> Tensor:
+        return self._compute_hidden(context, parents[0])
+
+    def latex(self, s: Symbols) -> str:
+        return s.equals(self._format_hidden(s, "a"))
 
 
 @final

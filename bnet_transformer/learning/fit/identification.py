@@ -31,6 +31,7 @@ from bnet_transformer.tpm import (
     FeedForward,
     Linear,
     Multiple,
+    Neurons,
     Norm,
     Normal,
     Pool,
@@ -424,6 +425,8 @@ def _group_axes(axes: _AxisReader) -> AxisGroups:
     if isinstance(tpm, FeedForward):
         inside = [[axes.parent(0), *axes.parameter("weight_in"), *axes.parameter("weight_gate")]]
         return [*inside, [axes.value, *axes.parameter("weight_out", -2), *axes.parameter("bias_out")]]
+    if isinstance(tpm, Neurons):  # the nonlinearity acts on each neuron
+        return [[axes.parent(0), *axes.parameter("weight_in"), *axes.parameter("weight_gate")], [FIXED, axes.value]]
     if isinstance(tpm, Embed | Positions | Start):  # rows of a table, whose other axis has the basis of the states
         if isinstance(tpm, Embed) and tpm.tied:
             return [[axes.value, axes.parent(0)], [FIXED, axes.parent(0, -2)]]
