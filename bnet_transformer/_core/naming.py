@@ -33,6 +33,7 @@ _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 _SUBSCRIPTS = str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉")
 
 _INDEX_PATTERN = re.compile(r"\*|0|-?[1-9]\d{0,17}", re.ASCII)
+_ENTRIES_PATTERN = re.compile(r"([^\[]+)\[ *(\d{1,18}(?: *, *\d{1,18})*) *\]", re.ASCII)
 _ROLE_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_]*", re.ASCII)
 
 
@@ -82,13 +83,25 @@ def split_pattern(pattern: str) -> tuple[str, tuple[int | None, ...]]:
 def count_word_from_start(name: str, words: int) -> str:
     """The same name or pattern, with a word that is counted from the start if it is counted from the end.
 
-    >>> count_word_from_start("q_0_*_-1", 3), count_word_from_start("y_1", 3)
-    ('q_0_*_2', 'y_1')
+    >>> count_word_from_start("q_0_*_-1", 3), count_word_from_start("y_1", 3), count_word_from_start("x_0_-1[7]", 3)
+    ('q_0_*_2', 'y_1', 'x_0_2[7]')
     """
-    stem, indices = split_pattern(name)
+    nodes, mark, entries = name.partition("[")
+    stem, indices = split_pattern(nodes)
     if not indices or not -words <= (indices[-1] or 0) < 0:
         return name
-    return join_name(stem, ["*" if i is None else i for i in (*indices[:-1], (indices[-1] or 0) + words)])
+    indices = (*indices[:-1], (indices[-1] or 0) + words)
+    return join_name(stem, ["*" if i is None else i for i in indices]) + mark + entries
+
+
+def split_entries(name: str) -> tuple[str, tuple[int, ...] | None]:
+    """The name or pattern of nodes, and the entries of their values in brackets after it; None without brackets.
+
+    >>> split_entries("neuron_1_*[7, 9]"), split_entries("x_1_2")
+    (('neuron_1_*', (7, 9)), ('x_1_2', None))
+    """
+    match = _ENTRIES_PATTERN.fullmatch(name)
+    return (name, None) if match is None else (match[1], tuple(map(int, match[2].split(","))))
 
 
 def split_path(text: str) -> list[str]:

@@ -119,9 +119,9 @@ def count_from_start(ground: GroundGraph, name: str) -> str:
 
     Args:
         ground: The graph of the sentence.
-        name: The name or the pattern; it is returned unchanged if it matches no node.
+        name: The name or the pattern, also with entries; it is returned unchanged if it matches no node.
     """
-    groups = [group for group, _ in ground.template.match_groups(name, ground.word_counts)]
+    groups = [group for group, _ in ground.template.match_groups(name.partition("[")[0], ground.word_counts)]
     stack = groups[0].word_stack if groups else None
     return name if stack is None else count_word_from_start(name, ground.word_counts[stack])
 

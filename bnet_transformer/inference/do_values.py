@@ -431,25 +431,33 @@ class Set(Within):
 
 
 @dataclass(frozen=True)
-class WithConstants(Change):
-    """A change whose constants come from another run.
+class WithConstant(Change):
+    """A change of one node whose constant comes from another run, also of only some entries of the value.
 
     Args:
-        change: The change.
-        constants: The constant of each node by its name, `[*shape]`.
+        change: The change; None for the constant as the value.
+        constant: The constant, `[*shape]`.
+        entries: The entries that change, in row-major order; None (default) for all.
     """
 
-    change: Change
-    constants: Mapping[str, Tensor]
+    change: Change | None
+    constant: Tensor
+    entries: Sequence[int] | None = None
 
     def check(self, name: str, spec: NodeSpec) -> None:
-        self.change.check(name, spec)
+        if self.change is not None:
+            self.change.check(name, spec)
 
     def get_constant(self, name: str, value: Tensor) -> Tensor:
-        return self.constants[name]
+        return self.constant
 
     def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
-        return self.change.apply(value, shape, constant)
+        result = self.constant if self.change is None else self.change.apply(value, shape, constant)
+        if self.entries is None:
+            return result
+        index = torch.tensor(self.entries, device=value.device)
+        flat = value.flatten().index_copy(0, index, result.to(value).flatten()[index])
+        return flat.reshape(value.shape)
 
 
 ORTHONORMAL_TOLERANCE = 1e-4  # above the rounding errors of a basis that was computed in single precision

@@ -152,7 +152,7 @@ class Ablation:
             return torch.stack([torch.stack([values[node] for node in ids]) for values in means])
         check_has_words(spec, model.ground.name(ids[0]))
         mean = base.mean(run.base.layout.word_dim, keepdim=True)
-        return gather_nodes(run, group, mean, get_layout_index(run.base, spec, nodes)).transpose(0, 1)
+        return gather_nodes(run.base, spec, mean, get_layout_index(run.base, spec, nodes)).transpose(0, 1)
 
     def _get_constant(self, model: GroundModel, node: int) -> Tensor:
         """The constant of the change of a node; zeros if it has none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -118,6 +119,7 @@ def join_edge_cells(parts: Sequence[EdgeCells]) -> EdgeCells | None:
 
 
 READ = "read"
+ENTRY = "entry"
 HEAD = "head"
 
 
@@ -125,20 +127,20 @@ HEAD = "head"
 class PatchSites:
     """The nodes of one group that cells set: cell `cells[k]` sets node `nodes[k]`, an index within the group.
 
-    With `is_attention`, cells set `P(j | i)` of these nodes: the entry of word `read_words[k]`, or the full row if
-    `read_words` is None.
+    With `is_attention`, cells set `P(j | i)` of these nodes instead of their values. With `entries`, cells set only the
+    entry `entries[k]` of the value, in row-major order, or of the row, which is the attended word.
     """
 
     group: int
     cells: IntArray
     nodes: IntArray
     is_attention: bool = False
-    read_words: IntArray | None = None
+    entries: IntArray | None = None
 
     def select(self, mask: BoolArray) -> PatchSites:
         """The sites that a mask marks."""
-        read = None if self.read_words is None else self.read_words[mask]
-        return replace(self, cells=self.cells[mask], nodes=self.nodes[mask], read_words=read)
+        entries = None if self.entries is None else self.entries[mask]
+        return replace(self, cells=self.cells[mask], nodes=self.nodes[mask], entries=entries)
 
 
 @dataclass(frozen=True)
@@ -337,6 +339,14 @@ def unravel_nodes(model: GroundModel, group: NodeGroup, nodes: IntArray) -> dict
 def is_index_valued(spec: NodeSpec) -> bool:
     """True for nodes without real values, such as tokens and states, which have no gradient."""
     return spec.tpm.kind == "discrete" or spec.tpm.is_index_valued
+
+
+def count_entries(spec: NodeSpec) -> int:
+    """The number of entries of a value; an error for nodes without entries."""
+    if is_index_valued(spec) or not spec.shape:
+        expected = "nodes whose values are vectors, for entries of them"
+        raise BNetError(f"at {spec.group.name}", expected=expected, actual=f"{type(spec.tpm).__name__} nodes")
+    return math.prod(spec.shape)
 
 
 def check_patchable(model: GroundModel, spec: NodeSpec) -> None:
@@ -558,32 +568,36 @@ def build_role_cells(examples: Examples, at: str, over: object, *, is_strict: bo
     node_axes = axes_of[0]
     if any(axes != node_axes for axes in axes_of):
         raise BNetError("at", expected="a role whose nodes have the same axes in all slices", actual=at)
-    allowed = (*node_axes, READ) if is_attention else node_axes
+    allowed = (*node_axes, READ if is_attention else ENTRY)
     axes = select_axes(over, node_axes, allowed, is_strict=is_strict)
     read_stack = model.network.get_source_stack(specs[groups[0].index]) if is_attention else None
     words = 0 if read_stack is None else model.ground.word_counts[read_stack]
     grid, patched = [], []
     for group in groups:
         position = unravel_nodes(model, group, model.ground.select_nodes(group))
-        node, read = np.arange(len(position[SLICE])), None
-        if READ in axes:
-            reads = compute_read_mask(model, specs[group.index])
-            selected, read = np.nonzero(reads[position[WORD] if WORD in position else np.zeros_like(node)])
-            node, position = node[selected], {axis: index[selected] for axis, index in position.items()} | {READ: read}
+        node, entries = np.arange(len(position[SLICE])), None
+        if allowed[-1] in axes:
+            if is_attention:
+                reads = compute_read_mask(model, specs[group.index])
+                selected, entries = np.nonzero(reads[position[WORD] if WORD in position else np.zeros_like(node)])
+            else:
+                selected, entries = map(np.ravel, np.indices((len(node), count_entries(specs[group.index]))))
+            position = {axis: index[selected] for axis, index in position.items()} | {allowed[-1]: entries}
+            node = node[selected]
         grid.append(position)
-        patched.append((group, node, read))
+        patched.append((group, node, entries))
     merged = find_merged_plates(axes, node_axes)
     numbered = [merge_plates(merged, graph.plate_sizes, position) for position in grid]
     positions, cell_ids = number_cells(axes, numbered, words)
     sites: list[PatchSites] = []
     names: dict[int, str] = {}
-    for (group, node, read), position, cells in zip(patched, grid, cell_ids, strict=True):
-        sites.append(PatchSites(group.index, cells, node, is_attention, read))
+    for (group, node, entries), position, cells in zip(patched, grid, cell_ids, strict=True):
+        sites.append(PatchSites(group.index, cells, node, is_attention, entries))
         values = [position[axis] if axis in (*axes, *merged) else None for axis in node_axes]
         for k, cell_id in enumerate(cells.tolist()):  # a star for each index that a cell joins
             if cell_id not in names:
                 name = "_".join([at, *("*" if index is None else str(int(index[k])) for index in values)])
-                names[cell_id] = name if read is None else f"{name}[{int(read[k])}]"
+                names[cell_id] = name if entries is None else f"{name}[{int(entries[k])}]"
     labels = label_positions(examples, positions, {WORD: groups[0].word_stack, READ: read_stack})
     return PatchCells(at, axes, positions, labels, names, tuple(sites))
 

@@ -435,7 +435,7 @@ def _add_path_slopes(effects: Tensor, item: GradientRun, ends: Sequence[PathsToE
     for group, patches in run.patch_paths(ends, build_first, item.batch.options.memory).items():
         for patch in patches:
             values = run.get_patch_values(group, patch)
-            slopes = gather_nodes(run, group, item.gradients[group].to(values.device), patch.nodes)
+            slopes = gather_nodes(run.base, run.specs[group], item.gradients[group].to(values.device), patch.nodes)
             total = total + (slopes * values).sum()
     if not total.requires_grad:
         return

@@ -269,11 +269,14 @@ def find_differing_words(run: PatchedRun, structure: EdgeStructure, w: int, diff
     return differing
 
 
-def spread_nodes(run: PatchedRun, index: int, values: Tensor) -> Tensor:
-    """Values of all nodes of a group, `[1 or N, node, *shape]`, in the layout: `[1 or N, *plates, word, *shape]`."""
+def spread_nodes(run: PatchedRun, index: int, values: Tensor, nodes: IntArray | None = None) -> Tensor:
+    """Values of the nodes of a group, `[1 or N, node, *shape]`, in the layout: `[1 or N, *plates, word, *shape]`.
+
+    With `nodes`, only the values of these nodes are given; those of others are zero.
+    """
     spec = run.specs[index]
     shape = get_layout_shape(run.base, spec)
     full = values.new_zeros(len(values), *shape, *spec.shape)
-    nodes = get_layout_index(run.base, spec, np.arange(values.shape[1]))
-    full.movedim(0, run.base.layout.word_dim)[nodes] = values.transpose(0, 1)
+    position = get_layout_index(run.base, spec, np.arange(values.shape[1]) if nodes is None else nodes)
+    full.movedim(0, run.base.layout.word_dim)[position] = values.transpose(0, 1)
     return full

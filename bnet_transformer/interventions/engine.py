@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -17,8 +19,8 @@ from bnet_transformer._core.tensors import FloatArray, IntArray
 from bnet_transformer.compiler.gather import ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import EvidenceError, UnsupportedError
-from bnet_transformer.graph import ancestors
-from bnet_transformer.inference.do_values import Change, WithConstants, resolve_relative
+from bnet_transformer.graph import ancestors, topological_order
+from bnet_transformer.inference.do_values import Change, WithConstant, resolve_relative
 from bnet_transformer.inference.plan import Obstacle
 from bnet_transformer.inference.posteriors import plan_joint, plan_posterior
 from bnet_transformer.inference.query import Query
@@ -244,7 +246,7 @@ class SequentialSweep:
         """The outcomes with a cell set, by example and node; cached if the cell changes no value."""
         results = []
         for n, model in enumerate(self.base.models):
-            interventions = {**self._apply_change(n, self._resolve_sites(cell, n)), **self._resolve_paths(cell, n)}
+            interventions = {**self._resolve_sites(cell, n), **self._resolve_paths(cell, n)}
             changes = any(
                 isinstance(v, AttentionRow) or not torch.equal(v, self._get_value(False, n, k))
                 for k, v in interventions.items()
@@ -259,36 +261,49 @@ class SequentialSweep:
             results.append(outcomes if changes else self._base_outcomes[n])
         return results
 
-    def _apply_change(self, n: int, values: Mapping[int, Tensor | AttentionRow]) -> Mapping[int, Tensor | AttentionRow]:
-        """The values of nodes in example `n` after the change, whose constants are given."""
-        if self.change is None or not values:
-            return values
+    def _apply_change(
+        self, n: int, values: Mapping[int, Tensor], entries: Mapping[int, Sequence[int]] = MappingProxyType({})
+    ) -> dict[int, Tensor]:
+        """The values of nodes in example `n` after the change, whose constants are given, of all or of some entries."""
+        nodes = values if self.change is not None else entries
+        changes = {node: WithConstant(self.change, values[node], entries.get(node)) for node in nodes}
+        others = {node: value for node, value in values.items() if node not in changes}
         model, module = self.base.models[n], self.base.module
 
         def evaluate(resolved: Mapping[int, Tensor]) -> Callable[[int], Tensor]:
-            patched = model.surgery(resolved)
-            evaluator = NodeEvaluator(module, patched, {})
-            return lambda node: patched.do[node] if node in patched.do else evaluator.value(node)
+            patched = model.surgery({**others, **resolved})
+            return partial(_read_value, NodeEvaluator(module, patched, {}))
 
-        constants = {model.ground.name(node): v for node, v in values.items() if isinstance(v, Tensor)}
-        return resolve_relative(model, dict.fromkeys(values, WithConstants(self.change, constants)), evaluate)
+        return {**others, **resolve_relative(model, changes, evaluate)}
 
     def _resolve_sites(self, cell: int, n: int) -> dict[int, Tensor | AttentionRow]:
         """The values, or rows of attention, that a cell sets in example `n`, by node."""
-        patches: dict[int, Tensor | AttentionRow] = {}
+        values, entries, rows = dict[int, Tensor](), dict[int, list[int]](), dict[int, list[int]]()
         for sites in self.cells.sites:
             offset = int(self.base.model.ground.offsets[sites.group])
             for k in (sites.cells == cell).nonzero()[0]:
                 node = offset + int(sites.nodes[k])
-                if not sites.is_attention:
-                    patches[node] = self._get_source_value(n, node)
-                elif sites.read_words is None:
-                    patches[node] = AttentionRow(self._get_attention_row(True, n, node))
-                else:
-                    before = patches[node].weights if node in patches else self._get_attention_row(False, n, node)  # type: ignore[union-attr]
-                    row, j = before.clone(), int(sites.read_words[k])
-                    row[j] = self._get_attention_row(True, n, node)[j]
-                    patches[node] = AttentionRow(row)
+                part = [] if sites.entries is None else [int(sites.entries[k])]
+                if sites.is_attention:
+                    rows.setdefault(node, []).extend(part)
+                    continue
+                values[node] = values[node] if node in values else self._get_source_value(n, node)
+                if part:
+                    entries.setdefault(node, []).extend(part)
+        return {**self._apply_change(n, values, entries), **self._resolve_rows(n, rows)}
+
+    def _resolve_rows(self, n: int, rows: Mapping[int, Sequence[int]]) -> dict[int, AttentionRow]:
+        """The rows of attention that are set in example `n`, or some entries of them."""
+        patches, model = dict[int, AttentionRow](), self.base.models[n]
+        for node in topological_order(model.ground).tolist() if rows else ():
+            if node not in rows:
+                continue
+            row, entries = _read_row(self._get_evaluator(True, n), node), rows[node]
+            if entries:  # the others are those of the run with the rows of earlier nodes
+                base = _read_row(NodeEvaluator(self.base.module, model.surgery(patches), {}), node)
+                index = torch.tensor(entries)
+                row = base.index_copy(0, index, row[index])
+            patches[node] = AttentionRow(row)
         return patches
 
     def _resolve_paths(self, cell: int, n: int) -> dict[int, Tensor]:
@@ -300,7 +315,7 @@ class SequentialSweep:
         patches = {}
         for end, paths in ends.items():
             firsts = {path[0]: self._get_source_value(n, path[0]) for path in paths}
-            sent = {node: value for node, value in self._apply_change(n, firsts).items() if isinstance(value, Tensor)}
+            sent = self._apply_change(n, firsts)
             for step in range(1, len(paths[0])):
                 child = paths[0][step]
                 sent = {child: self._compute_child(n, child, sent)}
@@ -331,9 +346,7 @@ class SequentialSweep:
 
     def _get_value(self, is_source: bool, n: int, node: int) -> Tensor:
         """The value of a node in the source or the base run, `[*states, *shape]` if it depends on latent choices."""
-        evaluator = self._get_evaluator(is_source, n)
-        node = self._align(node) if is_source else node
-        return evaluator.model.do[node] if node in evaluator.model.do else evaluator.value(node)
+        return _read_value(self._get_evaluator(is_source, n), self._align(node) if is_source else node)
 
     def _get_source_value(self, n: int, node: int) -> Tensor:
         """The value of the source, or of an intervention without one, for a node of example `n`, `[*shape]`."""
@@ -351,11 +364,16 @@ class SequentialSweep:
             raise EvidenceError(name, expected="one value", actual="a value for each state of a choice", hint=hint)
         return value
 
-    def _get_attention_row(self, is_source: bool, n: int, node: int) -> Tensor:
-        """The row of attention `P(j | i)` of a node, `[word j]`."""
-        evaluator = self._get_evaluator(is_source, n)
-        spec, index = locate_node(evaluator.model, node)
-        return evaluator.plan_attention(spec).run()[index]
+
+def _read_value(evaluator: NodeEvaluator, node: int) -> Tensor:
+    """The value of a node, `[*states, *shape]` if it depends on latent choices."""
+    return evaluator.model.do[node] if node in evaluator.model.do else evaluator.value(node)
+
+
+def _read_row(evaluator: NodeEvaluator, node: int) -> Tensor:
+    """The row of attention `P(j | i)` of a node, `[word j]`."""
+    spec, index = locate_node(evaluator.model, node)
+    return evaluator.plan_attention(spec).run()[index]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -638,9 +656,12 @@ class ExampleBatch:
         """The patch of an intervention without a source in one node group."""
         assert self.ablation is not None
         nodes, inverse = np.unique(sites.nodes, return_inverse=True)
-        source = self.ablation.get_values(run, self.first_example, sites.group, nodes)[:, torch.from_numpy(inverse)]
-        patch = build_patch(run, run.base, replace(sites, is_attention=False))
-        return replace(patch, source=source.to(patch.source), is_per_node=True, change=self.change)
+        values = self.ablation.get_values(run, self.first_example, sites.group, nodes)
+        patch = build_patch(run, run.base, sites, change=self.change)
+        if patch.entries is None:
+            source = values[:, torch.from_numpy(inverse)]
+            return replace(patch, source=source.to(patch.source), is_per_node=True)
+        return replace(patch, source=spread_nodes(run, sites.group, values.to(patch.source), nodes))
 
     def _compute_base_sequentially(self, examples: Examples, nodes: Sequence[int]) -> Outcomes:
         """The outcomes of sentences that are run one at a time, by the ids of the base: `[1, example, *shape]`."""

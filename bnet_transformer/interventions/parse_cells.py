@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
 from bnet_transformer._core.checks import check_sequence
-from bnet_transformer._core.naming import ARROW, WORD, join_path, match_names, split_path
+from bnet_transformer._core.naming import ARROW, WORD, join_path, match_names, split_entries, split_path
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup, count_from_start, find_family
 from bnet_transformer.interventions.cells import (
@@ -20,6 +21,7 @@ from bnet_transformer.interventions.cells import (
     build_arrow_cells,
     build_role_cells,
     check_patchable,
+    count_entries,
     find_arrow_roles,
     find_attention_groups,
     join_edge_cells,
@@ -240,7 +242,7 @@ def _build_list_cells(
         table[list(ids)] = [ids[cell] if is_new[cell] else -1 for cell in ids]
         for part in cells.sites:
             new = part.select(table[part.cells] >= 0)
-            sites.append(PatchSites(new.group, table[new.cells], new.nodes, new.is_attention, new.read_words))
+            sites.append(replace(new, cells=table[new.cells]))
         paths += [NodePath(int(table[path.cell]), path.nodes) for path in cells.paths if is_new[path.cell]]
         if cells.edges is not None:
             edges.append(cells.edges.renumber_cells(table))
@@ -272,7 +274,7 @@ def _is_edge_item(model: GroundModel, item: str, find_edges: Callable[[], EdgeSt
 def _parse_item(examples: Examples, item: str, over: object) -> PatchCells:
     """The cells of one item of a list: those of a role, or one cell for names, patterns and paths."""
     if not _is_role(examples.model, item):
-        ends = [count_from_start(examples.model.ground, end) for end in split_path(item)]
+        ends = [count_from_start(examples.model.ground, end.replace(" ", "")) for end in split_path(item)]
         name = join_path(ends) if ends != split_path(item) else item
         return _build_pattern_cells(examples.model, [(name, [item])])
     build = build_arrow_cells if ARROW in item else build_role_cells
@@ -305,21 +307,31 @@ def _parse_patterns(name: object, patterns: object) -> Sequence[str]:
 
 def _build_pattern_cells(model: GroundModel, named_patterns: Sequence[tuple[str, Sequence[str]]]) -> PatchCells:
     """One cell for each name, with the nodes of its patterns, the path, or the arrows of a pattern."""
-    by_group: dict[int, list[tuple[int, int]]] = {}
+    by_group: dict[tuple[int, bool], set[tuple[int, int, int]]] = {}
     paths = []
     for cell, (_, patterns) in enumerate(named_patterns):
         for pattern in patterns:
             if ARROW in pattern:
                 paths += [NodePath(cell, nodes) for nodes in _parse_paths(model, pattern)]
                 continue
-            for node in find_family(model.ground, pattern).nodes:
+            name, entries = split_entries(pattern)
+            for node in find_family(model.ground, name).nodes:
                 group = model.ground.group_of(node).index
-                by_group.setdefault(group, []).append((cell, node - int(model.ground.offsets[group])))
+                index, key = node - int(model.ground.offsets[group]), (group, entries is not None)
+                by_group.setdefault(key, set()).update((cell, index, entry) for entry in entries or (-1,))
     sites = []
-    for group, pairs in sorted(by_group.items()):
-        check_patchable(model, model.network.specs[group])
-        cell, node = np.array(sorted(set(pairs)), dtype=np.int64).T
-        sites.append(PatchSites(group, cell, node))
+    for (group, has_entries), triples in sorted(by_group.items()):
+        spec = model.network.specs[group]
+        check_patchable(model, spec)
+        if has_entries:  # the entries of nodes that the cell sets
+            triples -= {triple for triple in triples if (*triple[:2], -1) in by_group.get((group, False), ())}
+        if not triples:
+            continue
+        cells, nodes, entries = np.array(sorted(triples), dtype=np.int64).T
+        if has_entries and entries.max() >= count_entries(spec):
+            expected = f"entries from 0 to {count_entries(spec) - 1}"
+            raise BNetError(f"at {spec.group.name}", expected=expected, actual=int(entries.max()))
+        sites.append(PatchSites(group, cells, nodes, entries=entries if has_entries else None))
     names = {cell: name for cell, (name, _) in enumerate(named_patterns)}
     positions, labels = {"cell": tuple(names)}, {"cell": tuple(names.values())}
     sets = tuple(sites), tuple(paths)

@@ -84,9 +84,10 @@ class GroupPatch:
         cells: The cells, `[k]`.
         nodes: The indices of the nodes along each plate of the layout, and their words, `[k]` each.
         source: The values, `[example, *plates, word, *shape]`; with `is_attention` the rows `P(j | i)`,
-            `[example, *plates, word, word read]`; with `is_per_node` the value for each k, `[example, k, *shape]`.
+            `[example, *plates, word, word read]`; with `is_per_node` the value for each k, `[example, k, *shape]`, or
+            only its entry, `[example, k, 1]`, without a change.
         is_attention: Whether cells set attention instead of values.
-        read_words: The word whose `P(j | i)` is set, `[k]`; None for full rows.
+        entries: The entry of the value, in row-major order, or of the row that is set, `[k]`; None for all entries.
         is_per_node: Whether `source` has a value for each k.
         change: The change of the values that the nodes have in the run of the cell, with the constants in `source`;
             None to set the values of `source`.
@@ -96,7 +97,7 @@ class GroupPatch:
     nodes: tuple[Tensor, ...]
     source: Tensor
     is_attention: bool = False
-    read_words: Tensor | None = None
+    entries: Tensor | None = None
     is_per_node: bool = False
     change: Change | None = None
 
@@ -105,9 +106,9 @@ class GroupPatch:
         cells = torch.from_numpy(new_ids)[self.cells]
         keep = cells >= 0
         node = tuple(index[keep] for index in self.nodes)
-        read = None if self.read_words is None else self.read_words[keep]
+        entries = None if self.entries is None else self.entries[keep]
         source = self.source[:, keep] if self.is_per_node else self.source
-        return replace(self, cells=cells[keep], nodes=node, source=source, read_words=read)
+        return replace(self, cells=cells[keep], nodes=node, source=source, entries=entries)
 
 
 @dataclass
@@ -158,7 +159,7 @@ class SparseUpdate:
         num_examples, plates = max(weights.shape[1], patch.source.shape[0]), get_layout_shape(self.base, spec)[:-1]
         weights = weights.expand(len(cells), num_examples, *plates, *weights.shape[-2:]).clone()
         has_row = rows.row_ids[patch.cells, patch.nodes[-1]] >= 0  # a word that leads to no outcome has no row
-        columns = patch.nodes if patch.read_words is None else (*patch.nodes, patch.read_words)
+        columns = patch.nodes if patch.entries is None else (*patch.nodes, patch.entries)
         nodes = tuple(index[has_row] for index in columns)
         table, source = weights.movedim(1, -1), patch.source.movedim(0, -1)  # examples last
         table[(torch.searchsorted(cells, patch.cells[has_row]), *nodes)] = source[nodes]
@@ -491,19 +492,27 @@ class PatchedRun:
         return torch.zeros(shape, dtype=network.dtype, device=network.device, requires_grad=True)
 
     def get_base_values(self, group: int, patch: GroupPatch) -> Tensor:
-        """The base values, or attention, of the nodes of a patch, `[k, example, *shape]`."""
+        """The base values, or attention, of the nodes of a patch, `[k, example, *shape]`, or entries, `[k, example, 1]`."""
         return self.gather(group, self.get_attention(group) if patch.is_attention else self.base.values[group], patch)
 
     def get_patch_values(self, group: int, patch: GroupPatch) -> Tensor:
-        """The values, or the attention, to which a patch sets its nodes in the base run, `[k, example, *shape]`."""
-        source = self._get_sources(group, patch)
+        """The values, or attention, to which a patch sets its nodes in the base run, as `get_base_values`."""
         if patch.change is None:
-            return source
-        return patch.change.apply(self.get_base_values(group, patch), self.specs[group].shape, source)
+            return self._get_sources(group, patch)
+        nodes, number = patch.nodes, torch.arange(len(patch.cells))
+        if patch.entries is not None and not patch.is_per_node:  # many entries of a node: each node once
+            columns, number = torch.stack(nodes).unique(dim=1, return_inverse=True)
+            nodes = tuple(columns)
+        values = replace(patch, nodes=nodes, entries=None)
+        base, constants = self.get_base_values(group, values), self._get_sources(group, values)
+        changed = patch.change.apply(base, self.specs[group].shape, constants)
+        return changed if patch.entries is None else _select_entries(changed[number], patch.entries)
 
     def _get_sources(self, group: int, patch: GroupPatch) -> Tensor:
-        """The values, or the constants of a change, of the nodes of a patch, `[k, 1 or N, *shape]`."""
-        return patch.source.transpose(0, 1) if patch.is_per_node else self.gather(group, patch.source, patch)
+        """The values of the nodes of a patch, or their entries, or the constants of a change: `[k, 1 or N, *shape]`."""
+        if patch.is_per_node:
+            return patch.source.transpose(0, 1)
+        return self.gather(group, patch.source, patch if patch.change is None else replace(patch, entries=None))
 
     def get_difference(self, group: int, patch: GroupPatch) -> Tensor:
         """The values to which a patch sets its nodes minus their base values, `[k, example, *shape]`."""
@@ -511,10 +520,7 @@ class PatchedRun:
 
     def gather(self, group: int, values: Tensor, patch: GroupPatch) -> Tensor:
         """Gather what a patch sets from the values, or the attention, of its group: `[k, 1 or N, *shape]`."""
-        if patch.read_words is None:
-            return gather_nodes(self, group, values, patch.nodes)
-        table = values.expand(len(values), *get_layout_shape(self.base, self.specs[group]), -1).movedim(0, -1)
-        return table[(*patch.nodes, patch.read_words)][..., None]
+        return gather_nodes(self.base, self.specs[group], values, patch.nodes, patch.entries)
 
     @torch.no_grad()
     def get_attention(self, group: int) -> Tensor:
@@ -711,7 +717,12 @@ class PatchedRun:
         value, position = self._get_sources(spec.group.index, patch)[has_row], (*plates, row[has_row])
         if patch.change is not None:  # of the value in the run of the cell, after the patches above it
             value = patch.change.apply(target[position], spec.shape, value)
-        target[position] = value.to(values.dtype)
+        if patch.entries is None:
+            target[position] = value.to(values.dtype)
+        else:
+            entries = patch.entries[has_row]
+            value = value if patch.change is None else _select_entries(value, entries)
+            target[_index_entries(position, entries, spec.shape)] = value[..., 0].to(values.dtype)
         return values
 
     def _find_last_uses(self) -> dict[int, list[int]]:
@@ -755,11 +766,28 @@ class PatchedRun:
         return outcomes
 
 
-def gather_nodes(run: PatchedRun, group: int, value: Tensor, nodes: tuple[Tensor, ...]) -> Tensor:
-    """Gather nodes from the values `[1 or N, *plates, word, *shape]` of a group: `[k, 1 or N, *shape]`."""
-    rank = run.base.layout.rank
-    full = value.expand(value.shape[0], *get_layout_shape(run.base, run.specs[group]), *value.shape[rank:])
-    return full.movedim(0, rank - 1)[nodes]
+def gather_nodes(
+    state: ExecutionState, spec: NodeSpec, value: Tensor, nodes: tuple[Tensor, ...], entries: Tensor | None = None
+) -> Tensor:
+    """Gather nodes from the values `[1 or N, *plates, word, *shape]` of a group: `[k, 1 or N, *shape]`.
+
+    With `entries`, gather one entry of each value, in row-major order: `[k, 1 or N, 1]`.
+    """
+    rank = state.layout.rank
+    full = value.expand(value.shape[0], *get_layout_shape(state, spec), *value.shape[rank:]).movedim(0, rank - 1)
+    if entries is None:
+        return full[nodes]
+    return full[_index_entries(nodes, entries, value.shape[rank:])].unsqueeze(-1)
+
+
+def _index_entries(nodes: Sequence[Tensor], entries: Tensor, shape: Sequence[int]) -> tuple[Any, ...]:
+    """The index of one entry of each node in values `[*plates, word, example, *shape]`."""
+    return (*nodes, slice(None), *torch.unravel_index(entries, tuple(shape)))
+
+
+def _select_entries(values: Tensor, entries: Tensor) -> Tensor:
+    """One entry of each value `[k, example, *shape]`, in row-major order: `[k, example, 1]`."""
+    return values.flatten(2)[torch.arange(len(values)), :, entries, None]
 
 
 def select_cells(
@@ -788,15 +816,14 @@ def build_patch(
     spec = run.specs[sites.group]
     node = get_layout_index(run.base, spec, sites.nodes)
     cell = torch.from_numpy(sites.cells)
-    read = None if sites.read_words is None else torch.from_numpy(np.asarray(sites.read_words))
+    entries = None if sites.entries is None else torch.from_numpy(sites.entries)
     if sites.is_attention:
         table = source.attention_weights[sites.group]
         assert table is not None  # recurrent groups are an obstacle, so their cells have separate runs
-        return GroupPatch(cell, node, table.expand(-1, *get_layout_shape(run.base, spec), -1), True, read)
+        return GroupPatch(cell, node, table.expand(-1, *get_layout_shape(run.base, spec), -1), True, entries)
+    value = source.values[sites.group]
     if alignment is None or alignment.is_identity:
-        return GroupPatch(cell, node, source.values[sites.group], change=change)
+        return GroupPatch(cell, node, value, entries=entries, change=change)
     aligned = get_layout_index(source, spec, alignment.align_nodes(sites.group, sites.nodes))
-    value, rank = source.values[sites.group], source.layout.rank
-    full = value.expand(value.shape[0], *get_layout_shape(source, spec), *value.shape[rank:])
-    values = full.movedim(0, rank - 1)[aligned].transpose(0, 1)
-    return GroupPatch(cell, node, values, is_per_node=True, change=change)
+    values = gather_nodes(source, spec, value, aligned, entries if change is None else None).transpose(0, 1)
+    return GroupPatch(cell, node, values, entries=entries, is_per_node=True, change=change)

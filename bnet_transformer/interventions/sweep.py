@@ -414,7 +414,8 @@ def sweep(
             one (`"a_0_1 -> q_2_3"`), a list of all these and of names, patterns, paths of names
             and arrows of patterns (`"v_0_1_* -> a_0_1_*"`; without words only if no edge matches), or a mapping from
             the name of a cell to the names and patterns of all its nodes. In a list each role or arrow of roles is
-            expanded into its cells; `result.part("v -> a")` returns those of one item.
+            expanded into its cells; `result.part("v -> a")` returns those of one item. Names and patterns may have
+            entries of the value, in row-major order: `"x_1_2[3]"`, `"neuron_1_*[7,9]"`.
         metric: A mapping from a discrete node to a state, whose log probability is the metric, or to two states, for
             the difference of their log probabilities. A list of states has one for each example. The node `"y_-1"` is
             that of the last word; of a role, `"y"`, the metric is the mean over its nodes. Or a function whose
@@ -423,8 +424,9 @@ def sweep(
             receives the indices of the examples, `[example]`, for data such as `labels[examples]`; functions of
             sentences of unequal lengths, which are called for each length, must have it.
         over: The axes along which cells are separate, such as `("slice", "word")`; by default all. Nodes that differ
-            along other axes only belong to one cell. Without the axis `"group"` of groups of heads, the axis `"head"`
-            numbers the heads over all groups. In a list it applies to the items with these axes.
+            along other axes only belong to one cell. `"entry"` makes a cell of each entry of the values of a role, and
+            `"read"` of each entry of rows of attention. Without the axis `"group"` of groups of heads, the axis
+            `"head"` numbers the heads over all groups. In a list it applies to the items with these axes.
         direction: `"denoise"`: the clean values are patched into the corrupt run, and effects are changes from the
             corrupt run. `"noise"`: the corrupt values are patched into the clean run, and effects are changes from it.
         words: The word of the other sentence from which each word takes its values, as a mapping or as pairs, such as

@@ -403,8 +403,9 @@ class CellResult(EffectTable):
 
 def _format_count(count: int, noun: str) -> str:
     """A count with its noun."""
-    noun, tail = ("word", " read") if noun == "read" else (noun, "")
-    return f"{count:,} {noun}{'' if count == 1 else 's'}{tail}"
+    singular, tail = ("word", " read") if noun == "read" else (noun, "")
+    plural = "entries" if noun == "entry" else f"{singular}s"
+    return f"{count:,} {singular if count == 1 else plural}{tail}"
 
 
 # --------------------------------------------------------------------------------------------------------------------
