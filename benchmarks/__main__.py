@@ -75,6 +75,7 @@ ROWS = (
     Row("sweep-slice-word-small", "sweeps", sweeps.sweep_of_slices_and_words_small),
     Row("sweep-slice-head", "sweeps", sweeps.sweep_of_slices_and_heads),
     Row("sweep-arrows", "sweeps", sweeps.sweep_of_all_arrows),
+    Row("sweep-neurons", "sweeps", sweeps.sweep_of_neurons),
     Row("ablations", "sweeps", sweeps.ablations),
     Row("attribution", "sweeps", sweeps.attribution),
     Row("trace", "sweeps", sweeps.trace_of_all_nodes),
