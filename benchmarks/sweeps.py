@@ -231,9 +231,9 @@ def sweep_of_all_arrows() -> list[Figure]:
 
 
 def sweep_of_neurons() -> list[Figure]:
-    """`bt.sweep(at="neuron", over=("slice", "entry"))` of the GPT-2-shaped net with neurons as nodes: all 9,216 to first
-    order, compared with a first-order sweep of the nodes, which is their sum; and 16 neurons exactly, compared with 16
-    sweeps of one cell. Results agree to 1e-4."""
+    """`bt.sweep(at="neuron", over=("slice", "entry"))` of the GPT-2-shaped net with neurons as nodes: all 9,216 to
+    first order, compared with a first-order sweep of the nodes, which is their sum; and 16 neurons exactly, compared
+    with 16 sweeps of one cell. Results agree to 1e-4."""
     import bnet_transformer as bt
 
     pair = create_pair(has_lens=False)

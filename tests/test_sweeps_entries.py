@@ -3,13 +3,14 @@
 import random
 
 import pytest
+import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.inference.plan import Obstacle
-from bnet_transformer.interventions import Mean, Noise, Zero, engine
+from bnet_transformer.interventions import Mean, Noise, Scale, Swap, Zero, engine
 from tests.cases import get_case
-from tests.sweep_oracle import Oracle, get_cells, get_outputs, get_refusal, make_metric, rotate_words
+from tests.sweep_oracle import D, Oracle, get_cells, get_outputs, get_refusal, make_metric, rotate_words
 from tests.test_sweeps import REFUSED, check, close, make_examples, make_net, make_sentences
 from tests.test_sweeps_first_order import SEQUENTIAL
 
@@ -117,12 +118,14 @@ def test_other_entries_are_those_of_the_patched_run(monkeypatch, is_sequential):
 
 @pytest.mark.parametrize("is_sequential", [False, True])
 def test_ablations_of_entries(monkeypatch, is_sequential):
-    """Zeros, means over sentences and words, and noise: the entry of the ablated value."""
+    """Zeros, means over sentences and words, and changes: the entry of the value that the intervention gives."""
     net = make_net(observe=bt.tpm.Categorical(3))
     clean, corrupt = make_sentences(net)
     if is_sequential:
         monkeypatch.setattr(engine, "find_shared_obstacle", lambda *_: Obstacle("x_1", "in the way"))
-    for ablation in (Zero(), Mean([clean, corrupt]), Mean(), Noise(0.5, seed=3)):
+    basis = torch.linalg.qr(torch.randn(4, 2, dtype=D, generator=torch.Generator().manual_seed(1)))[0]
+    changes = Noise(0.5, seed=3), Scale(2.0), lambda v: v.cumsum(-1).tanh(), Swap(clean, basis)
+    for ablation in (Zero(), Mean([clean, corrupt]), Mean(), *changes):
         query = {"at": "q", "over": ("slice", "head", "word", "entry"), "metric": {"y_2": 1}}
         result = bt.sweep(ablation, corrupt, **query)
         for index in ((0, 1, 2, 3), (1, 0, 2, 0), (0, 0, 1, 2)):
@@ -134,6 +137,18 @@ def test_ablations_of_entries(monkeypatch, is_sequential):
             first = bt.sweep(ablation, corrupt, first_order=True, **query)
             full = bt.sweep(ablation, corrupt, first_order=True, **{**query, "over": query["over"][:-1]})
             close(first.effects.sum(-2), full.effects)
+    cell = {"cell": ["x_0_1[0]", "x_1_1[1,2]", "x_1_1[3]"]}
+    for change in changes:  # of the value in the run of the cell
+        result, run = bt.sweep(change, corrupt, at=cell, metric={"y_2": 1}), corrupt
+        for name, entries in (("x_0_1", [0]), ("x_1_1", [1, 2, 3])):
+            value = run[name].clone()
+            value[entries] = run.do({name: change})[name][entries]
+            run = run.do({name: value})
+        close(result.outcomes[0, 0], run.posterior("y_2")[1].log())
+    moved = bt.sweep(Swap(clean, basis), corrupt, at=["x_0_1[2,3]"], words={1: 2}, metric={"y_2": 1})
+    value, delta = corrupt["x_0_1"].clone(), clean["x_0_2"] - corrupt["x_0_1"]
+    value[2:] += (basis @ (basis.T @ delta))[2:]
+    close(moved.outcomes[0, 0], corrupt.do(x_0_1=value).posterior("y_2")[1].log())
 
 
 def test_names_with_entries():

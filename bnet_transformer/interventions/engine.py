@@ -267,14 +267,14 @@ class SequentialSweep:
         """The values of nodes in example `n` after the change, whose constants are given, of all or of some entries."""
         nodes = values if self.change is not None else entries
         changes = {node: WithConstant(self.change, values[node], entries.get(node)) for node in nodes}
-        others = {node: value for node, value in values.items() if node not in changes}
+        fixed = {node: value for node, value in values.items() if node not in changes}
         model, module = self.base.models[n], self.base.module
 
         def evaluate(resolved: Mapping[int, Tensor]) -> Callable[[int], Tensor]:
-            patched = model.surgery({**others, **resolved})
+            patched = model.surgery({**fixed, **resolved})
             return partial(_read_value, NodeEvaluator(module, patched, {}))
 
-        return {**others, **resolve_relative(model, changes, evaluate)}
+        return {**fixed, **resolve_relative(model, changes, evaluate)}
 
     def _resolve_sites(self, cell: int, n: int) -> dict[int, Tensor | AttentionRow]:
         """The values, or rows of attention, that a cell sets in example `n`, by node."""
@@ -299,7 +299,7 @@ class SequentialSweep:
             if node not in rows:
                 continue
             row, entries = _read_row(self._get_evaluator(True, n), node), rows[node]
-            if entries:  # the others are those of the run with the rows of earlier nodes
+            if entries:  # the fixed are those of the run with the rows of earlier nodes
                 base = _read_row(NodeEvaluator(self.base.module, model.surgery(patches), {}), node)
                 index = torch.tensor(entries)
                 row = base.index_copy(0, index, row[index])
@@ -442,7 +442,7 @@ class ExampleBatch:
 
     Args:
         source: The sentences that provide the values; None for an ablation.
-        base: The sentences that are patched, as many as the others.
+        base: The sentences that are patched, as many as the fixed.
         alignment: The word of the source from which each word of the base takes its values.
         cells: What each cell sets.
         outcome_nodes: Ground ids of the nodes that the metric reads.
