@@ -121,6 +121,7 @@ def join_edge_cells(parts: Sequence[EdgeCells]) -> EdgeCells | None:
 READ = "read"
 ENTRY = "entry"
 HEAD = "head"
+SCORE = "score"
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ class PatchSites:
     """The nodes of one group that cells set: cell `cells[k]` sets node `nodes[k]`, an index within the group.
 
     With `is_attention`, cells set `P(j | i)` of these nodes instead of their values. With `entries`, cells set only the
-    entry `entries[k]` of the value, in row-major order, or of the row, which is the attended word.
+    entry `entries[k]` of the value, in row-major order, or of the row, which is the attended word. With `is_score`, the
+    rows are the scores before the softmax.
     """
 
     group: int
@@ -136,6 +138,7 @@ class PatchSites:
     nodes: IntArray
     is_attention: bool = False
     entries: IntArray | None = None
+    is_score: bool = False
 
     def select(self, mask: BoolArray) -> PatchSites:
         """The sites that a mask marks."""
@@ -260,6 +263,12 @@ def find_attention_groups(model: GroundModel) -> dict[str, tuple[NodeGroup, ...]
         if spec.has_word_attention and spec.tpm.kind == "deterministic":
             by_role.setdefault(get_attention_name(spec.group), []).append(spec.group)
     return {name: tuple(groups) for name, groups in by_role.items()}
+
+
+def find_row_groups(model: GroundModel) -> dict[str, tuple[NodeGroup, ...]]:
+    """The groups of `find_attention_groups`, also by the role of the scores: `score`, `dec_cross_score`."""
+    groups = find_attention_groups(model)
+    return groups | {f"{name.removesuffix('j')}{SCORE}": members for name, members in groups.items()}
 
 
 def select_axes(
@@ -558,9 +567,9 @@ def build_role_cells(examples: Examples, at: str, over: object, *, is_strict: bo
     graph, specs = model.network.graph, model.network.specs
     check_not_node(model, at, at)
     is_attention = at not in graph.by_stem
-    known = {**graph.by_stem, **find_attention_groups(model)} if is_attention else graph.by_stem
+    known = {**graph.by_stem, **find_row_groups(model)} if is_attention else graph.by_stem
     if at not in known:
-        raise unknown_node_error("at", at, known, graph)
+        raise unknown_node_error("at", at, [*graph.by_stem, *find_attention_groups(model)], graph)
     groups = known[at]
     for group in groups:
         (_check_attention if is_attention else check_patchable)(model, specs[group.index])
@@ -572,6 +581,7 @@ def build_role_cells(examples: Examples, at: str, over: object, *, is_strict: bo
     axes = select_axes(over, node_axes, allowed, is_strict=is_strict)
     read_stack = model.network.get_source_stack(specs[groups[0].index]) if is_attention else None
     words = 0 if read_stack is None else model.ground.word_counts[read_stack]
+    is_score = is_attention and at.endswith(SCORE)
     grid, patched = [], []
     for group in groups:
         position = unravel_nodes(model, group, model.ground.select_nodes(group))
@@ -592,7 +602,7 @@ def build_role_cells(examples: Examples, at: str, over: object, *, is_strict: bo
     sites: list[PatchSites] = []
     names: dict[int, str] = {}
     for (group, node, entries), position, cells in zip(patched, grid, cell_ids, strict=True):
-        sites.append(PatchSites(group.index, cells, node, is_attention, entries))
+        sites.append(PatchSites(group.index, cells, node, is_attention, entries, is_score))
         values = [position[axis] if axis in (*axes, *merged) else None for axis in node_axes]
         for k, cell_id in enumerate(cells.tolist()):  # a star for each index that a cell joins
             if cell_id not in names:

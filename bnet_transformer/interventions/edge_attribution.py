@@ -385,15 +385,17 @@ def _add_site_effects(effects: Tensor, item: GradientRun) -> None:
 
 
 def _differentiate_mix(run: PatchedRun, group: int, gradient: Tensor, patch: GroupPatch) -> Tensor:
-    """The gradient with respect to `P(j | i)`, `[example, *plates, word, word read]`, from that of the mix.
+    """The gradient with respect to `P(j | i)` or the scores, `[example, *plates, word, word read]`, from that of the mix.
 
     The mix is linear in `P(j | i)`, so that the derivative does not depend on it.
     """
     state, spec = run.base, run.specs[group]
     _, parents = gather_parents(state, spec)
     shape = (len(gradient), *get_layout_shape(state, spec), patch.source.shape[-1])
-    leaf = patch.source.new_zeros(shape, requires_grad=True)
-    mix = spec.tpm.mix(leaf, *(parent.detach() for parent in parents))  # type: ignore[attr-defined]
+    leaf = run.get_attention(group, is_score=True).expand(shape) if patch.is_score else patch.source.new_zeros(shape)
+    leaf = leaf.clone().requires_grad_()
+    weights = leaf.softmax(-1) if patch.is_score else leaf
+    mix = spec.tpm.mix(weights, *(parent.detach() for parent in parents))  # type: ignore[attr-defined]
     (slope,) = torch.autograd.grad((state.layout.pad_dims(mix, 1) * gradient.to(mix.device)).sum(), leaf)
     return slope
 

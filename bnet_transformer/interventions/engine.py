@@ -56,6 +56,7 @@ from bnet_transformer.interventions.routing import (
     EnumeratedChoices,
     enumerate_choices,
     find_obstacles,
+    find_score_parents,
     find_set_groups,
     find_shared_obstacle,
     find_source_groups,
@@ -497,14 +498,15 @@ class ExampleBatch:
         else:
             self.obstacles = self.source_obstacles = dict.fromkeys(self.cells.cell_ids.tolist(), shared_obstacle)
         self.sequential_cells = set(self.obstacles)
-        self._check_edges()
+        self._check_shared()
 
-    def _check_edges(self) -> None:
-        """Raise an error for edges that cannot share a run."""
-        edges = self.cells.edges
-        obstacle = None if edges is None else next((self.obstacles.get(c) for c in edges.cells.tolist()), None)
-        if obstacle is not None:
-            raise UnsupportedError(f"at='edges': edges cannot share a run, because {obstacle}")
+    def _check_shared(self) -> None:
+        """Raise an error for edges, and for scores of attention, that cannot share a run."""
+        edges = [] if self.cells.edges is None else [("edges", self.cells.edges.cells)]
+        scores = [("scores", sites.cells) for sites in self.cells.sites if sites.is_score]
+        for name, cells in edges + scores:
+            for obstacle in (self.obstacles[cell] for cell in cells.tolist() if cell in self.obstacles):
+                raise UnsupportedError(f"at={self.cells.at!r}: {name} cannot share a run, because {obstacle}")
 
     def _enumerate_choices(self) -> EnumeratedChoices:
         """The latent choices of both runs that are enumerated."""
@@ -583,6 +585,7 @@ class ExampleBatch:
         cells = _drop_cells(cells, self.source_obstacles)
         sources = frozenset(
             find_source_groups(base.model, cells) - {sites.group for sites in cells.sites if sites.is_attention}
+            | find_score_parents(base.model, cells.sites)
         )
         has_steps = gradient is not None and gradient.steps > 0
         if has_steps:
@@ -593,7 +596,8 @@ class ExampleBatch:
         patches: dict[int, list[GroupPatch]] = {}
         source, outcomes = None, None
         if self.source is not None:
-            attention_groups = frozenset(sites.group for sites in cells.sites if sites.is_attention)
+            rows = [sites for sites in cells.sites if sites.is_attention and not sites.is_score]
+            attention_groups = frozenset(sites.group for sites in rows)
             source_run = PatchedRun(self.source.with_choices(states), self.source_needed, sources, attention_groups)
             source, nodes = source_run.base, self.source_outcome_nodes
             if nodes is not None:

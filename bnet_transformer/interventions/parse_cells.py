@@ -23,7 +23,7 @@ from bnet_transformer.interventions.cells import (
     check_patchable,
     count_entries,
     find_arrow_roles,
-    find_attention_groups,
+    find_row_groups,
     join_edge_cells,
     label_positions,
     match_arrows,
@@ -216,7 +216,7 @@ def _is_role(model: GroundModel, item: str) -> bool:
     stems = model.network.graph.by_stem
     if ARROW in item:
         return all(name in stems for name in split_path(item))
-    return item in stems or item in find_attention_groups(model)
+    return item in stems or item in find_row_groups(model)
 
 
 def _build_list_cells(

@@ -87,6 +87,7 @@ class GroupPatch:
             `[example, *plates, word, word read]`; with `is_per_node` the value for each k, `[example, k, *shape]`, or
             only its entry, `[example, k, 1]`, without a change.
         is_attention: Whether cells set attention instead of values.
+        is_score: Whether the rows are the scores before the softmax, -inf for words that are not read.
         entries: The entry of the value, in row-major order, or of the row that is set, `[k]`; None for all entries.
         is_per_node: Whether `source` has a value for each k.
         change: The change of the values that the nodes have in the run of the cell, with the constants in `source`;
@@ -100,6 +101,7 @@ class GroupPatch:
     entries: Tensor | None = None
     is_per_node: bool = False
     change: Change | None = None
+    is_score: bool = False
 
     def renumber_cells(self, new_ids: NDArray[np.int64]) -> GroupPatch:
         """The patch of the cells with a new id, `new_ids[cell]`; cells whose new id is -1 are dropped."""
@@ -152,18 +154,23 @@ class SparseUpdate:
             return self._select_rows(values, rows, cells, shape)
         return state.layout.pad_dims(values, len(shape))
 
-    def mix_attention(self, spec: NodeSpec, rows: RowIndex, patch: GroupPatch) -> Tensor:
-        """Compute some rows of an attention whose `P(j | i)` a patch sets."""
+    def mix_attention(self, spec: NodeSpec, rows: RowIndex, patches: Sequence[GroupPatch]) -> Tensor:
+        """Compute some rows of an attention of which patches set scores or `P(j | i)`."""
         state, cells = self._build_cell_state(spec, rows)
-        weights, parents = compute_attention_weights(state, spec)
-        num_examples, plates = max(weights.shape[1], patch.source.shape[0]), get_layout_shape(self.base, spec)[:-1]
-        weights = weights.expand(len(cells), num_examples, *plates, *weights.shape[-2:]).clone()
-        has_row = rows.row_ids[patch.cells, patch.nodes[-1]] >= 0  # a word that leads to no outcome has no row
-        columns = patch.nodes if patch.entries is None else (*patch.nodes, patch.entries)
-        nodes = tuple(index[has_row] for index in columns)
-        table, source = weights.movedim(1, -1), patch.source.movedim(0, -1)  # examples last
-        table[(torch.searchsorted(cells, patch.cells[has_row]), *nodes)] = source[nodes]
-        mix = spec.tpm.mix(weights, *parents)  # type: ignore[attr-defined]
+        has_scores = any(patch.is_score for patch in patches)
+        table, parents = compute_attention_rows(state, spec, is_score=has_scores)
+        num_examples = max([table.shape[1], *(patch.source.shape[0] for patch in patches)])
+        plates = get_layout_shape(self.base, spec)[:-1]
+        table = table.expand(len(cells), num_examples, *plates, *table.shape[-2:]).clone()
+        for patch in sorted(patches, key=lambda patch: not patch.is_score):  # scores, then the weights after them
+            if has_scores and not patch.is_score:
+                table, has_scores = table.softmax(-1), False
+            has_row = rows.row_ids[patch.cells, patch.nodes[-1]] >= 0  # a word that leads to no outcome has no row
+            columns = patch.nodes if patch.entries is None else (*patch.nodes, patch.entries)
+            nodes = tuple(index[has_row] for index in columns)
+            examples_last, source = table.movedim(1, -1), patch.source.movedim(0, -1)
+            examples_last[(torch.searchsorted(cells, patch.cells[has_row]), *nodes)] = source[nodes]
+        mix = spec.tpm.mix(table.softmax(-1) if has_scores else table, *parents)  # type: ignore[attr-defined]
         return self._select_rows(mix, rows, cells, spec.shape)
 
     def gather(self, group: int, rows: RowIndex) -> Tensor:
@@ -255,11 +262,19 @@ def summarize_distribution(spec: NodeSpec, context: Any, parents: list[Tensor]) 
     return mean
 
 
-def compute_attention_weights(state: ExecutionState, spec: NodeSpec) -> tuple[Tensor, list[Tensor]]:
-    """The `P(j | i)` of an attention, `[*lead, *plates, word, word read]`, and the values of its parents."""
+def compute_attention_rows(
+    state: ExecutionState, spec: NodeSpec, *, is_score: bool = False
+) -> tuple[Tensor, list[Tensor]]:
+    """The `P(j | i)` of an attention, `[*lead, *plates, word, word read]`, and the values of its parents.
+
+    With `is_score`, the scores before the softmax instead, -inf for words that are not read.
+    """
     context, parents = gather_parents(state, spec)
+    if is_score:
+        scores, mask = spec.tpm.scores(context, *parents)  # type: ignore[attr-defined]
+        return state.layout.pad_dims(scores.masked_fill(~mask, -torch.inf), 1), parents
     weights = spec.tpm.attention_weights(context, *parents)
-    assert weights is not None  # cell_spec raises an error for an attention without weights
+    assert weights is not None  # cells of an attention without weights are an error
     return state.layout.pad_dims(weights, 1), parents
 
 
@@ -493,7 +508,9 @@ class PatchedRun:
 
     def get_base_values(self, group: int, patch: GroupPatch) -> Tensor:
         """The base values, or attention, of the nodes of a patch, `[k, example, *shape]`, or entries, `[k, example, 1]`."""
-        return self.gather(group, self.get_attention(group) if patch.is_attention else self.base.values[group], patch)
+        if patch.is_attention:
+            return self.gather(group, self.get_attention(group, is_score=patch.is_score), patch)
+        return self.gather(group, self.base.values[group], patch)
 
     def get_patch_values(self, group: int, patch: GroupPatch) -> Tensor:
         """The values, or attention, to which a patch sets its nodes in the base run, as `get_base_values`."""
@@ -516,18 +533,22 @@ class PatchedRun:
 
     def get_difference(self, group: int, patch: GroupPatch) -> Tensor:
         """The values to which a patch sets its nodes minus their base values, `[k, example, *shape]`."""
-        return (self.get_patch_values(group, patch) - self.get_base_values(group, patch)).detach()
+        base, values = self.get_base_values(group, patch), self.get_patch_values(group, patch)
+        difference = (values - base).detach()
+        return torch.where(values == base, 0, difference) if patch.is_score else difference  # scores may be -inf
 
     def gather(self, group: int, values: Tensor, patch: GroupPatch) -> Tensor:
         """Gather what a patch sets from the values, or the attention, of its group: `[k, 1 or N, *shape]`."""
         return gather_nodes(self.base, self.specs[group], values, patch.nodes, patch.entries)
 
     @torch.no_grad()
-    def get_attention(self, group: int) -> Tensor:
-        """The `P(j | i)` of a group in the base run, `[1 or N, *plates, word, word read]`; it is computed once."""
+    def get_attention(self, group: int, *, is_score: bool = False) -> Tensor:
+        """The `P(j | i)` of a group in the base run, computed once, or its scores: `[1 or N, *plates, word, word read]`."""
+        if is_score:
+            return compute_attention_rows(self.base, self.specs[group], is_score=True)[0]
         weights = self.base.attention_weights.get(group)
         if weights is None:
-            weights = self.base.attention_weights[group] = compute_attention_weights(self.base, self.specs[group])[0]
+            weights = self.base.attention_weights[group] = compute_attention_rows(self.base, self.specs[group])[0]
         return weights
 
     def compute_base_outcomes(self) -> dict[int, Tensor]:
@@ -666,8 +687,8 @@ class PatchedRun:
         """The updated rows of a group: compute the affected rows, then apply `do` and the patches."""
         index = spec.group.index
         values = [patch for patch in patches if not patch.is_attention]
-        attention = next((patch for patch in patches if patch.is_attention), None)  # at most one in a group
-        if attention is not None:
+        attention = [patch for patch in patches if patch.is_attention]
+        if attention:
             result = update.mix_attention(spec, rows, attention)
         elif affected.any():
             subset = rows if len(rows) == int(affected.sum()) else RowIndex.from_mask(affected)
@@ -818,9 +839,12 @@ def build_patch(
     cell = torch.from_numpy(sites.cells)
     entries = None if sites.entries is None else torch.from_numpy(sites.entries)
     if sites.is_attention:
-        table = source.attention_weights[sites.group]
+        table = source.attention_weights.get(sites.group)
+        if sites.is_score:
+            table, _ = compute_attention_rows(source, spec, is_score=True)
         assert table is not None  # recurrent groups are an obstacle, so their cells have separate runs
-        return GroupPatch(cell, node, table.expand(-1, *get_layout_shape(run.base, spec), -1), True, entries)
+        table = table.expand(-1, *get_layout_shape(run.base, spec), -1)
+        return GroupPatch(cell, node, table, True, entries, is_score=sites.is_score)
     value = source.values[sites.group]
     if alignment is None or alignment.is_identity:
         return GroupPatch(cell, node, value, entries=entries, change=change)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -20,7 +20,7 @@ from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, forma
 from bnet_transformer.inference.plan import Obstacle, find_mixed_type_fault
 from bnet_transformer.inference.posteriors import plan_joint
 from bnet_transformer.inference.query import Query, enumerate_joint_states, find_set_groups as find_intervened_groups
-from bnet_transformer.interventions.cells import PatchCells
+from bnet_transformer.interventions.cells import PatchCells, PatchSites
 from bnet_transformer.interventions.examples import Examples
 from bnet_transformer.interventions.patched_run import NeededPositions, find_changed_positions
 from bnet_transformer.reference import (
@@ -228,10 +228,16 @@ def find_source_groups(model: GroundModel, cells: PatchCells) -> set[int]:
     return set().union(*(groups for _, groups in _iter_source_groups(model, cells)))
 
 
+def find_score_parents(model: GroundModel, sites: Iterable[PatchSites]) -> set[int]:
+    """The parents of the groups whose scores cells set, from which the scores are computed."""
+    edges = model.network.graph.in_edges
+    return {edge.parent for part in sites if part.is_score for edge in edges[part.group]}
+
+
 def _iter_source_groups(model: GroundModel, cells: PatchCells) -> Iterator[tuple[list[int], set[int]]]:
     """Yield sets of cells, with the node groups whose values a run provides for them."""
     for sites in cells.sites:
-        yield sites.cells.tolist(), {sites.group}
+        yield sites.cells.tolist(), {sites.group, *find_score_parents(model, [sites])}
     if cells.edges is not None:
         yield cells.edges.cells.tolist(), {*cells.edges.source_groups}
     nodes = {node for path in cells.paths for node in path.nodes}
