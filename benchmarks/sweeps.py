@@ -244,7 +244,7 @@ def sweep_of_neurons() -> list[Figure]:
         return bt.sweep(clean, corrupt, at=at, metric=pair.metric, **more)
 
     def estimate(*axes: str) -> Any:
-        return sweep(over=("slice", *axes), first_order=True)
+        return sweep(over=("slice", *axes), method=bt.Gradient())
 
     result = estimate("entry")
     check_close(result.values.sum(1), estimate().values)

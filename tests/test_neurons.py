@@ -62,8 +62,8 @@ def test_all_neurons_are_the_feed_forward_node():
         neurons, ffn = (bt.sweep(clean, corrupt, at=f"{stem}{role}", **query) for role in ("neuron", "ffn"))
         close(neurons.outcomes, ffn.outcomes)
         assert ffn.effects.abs().max() > 1e-3 and neurons.names[0, 0] == f"{stem}neuron_0_0"
-        first = bt.sweep(clean, corrupt, at=f"{stem}neuron", first_order=True, **query)
-        close(first.outcomes, bt.sweep(clean, corrupt, at=f"{stem}ffn", first_order=True, **query).outcomes)
+        first = bt.sweep(clean, corrupt, at=f"{stem}neuron", method=bt.Gradient(), **query)
+        close(first.outcomes, bt.sweep(clean, corrupt, at=f"{stem}ffn", method=bt.Gradient(), **query).outcomes)
         bias = corrupt.net.parameters.get(f"{stem}ffn_0.bias", torch.zeros(4, dtype=D))
         close(corrupt.do({f"{stem}neuron_0_1": Zero()})[f"{stem}ffn_0_1"], bias)
 

@@ -79,7 +79,7 @@ def test_one_entry_is_set_at_a_time(name):
             for index, nodes in pairs.items() if over == axes else ():
                 assert result.names[index] == f"{corrupt.ground.name(nodes[0][0])}[{index[-1]}]"
             if role not in SEQUENTIAL.get(name, ()):
-                query = {"at": role, "metric": metric, "first_order": True}
+                query = {"at": role, "metric": metric, "method": bt.Gradient()}
                 estimates = bt.sweep(clean, corrupt, over=(*over, "entry"), **query)
                 close(estimates.effects.sum(-2), bt.sweep(clean, corrupt, over=over, **query).effects)
 
@@ -134,8 +134,8 @@ def test_ablations_of_entries(monkeypatch, is_sequential):
             value[entry] = corrupt.do({name: ablation})[name][entry]
             close(result.outcomes[index][0], corrupt.do({name: value}).posterior("y_2")[1].log())
         if not is_sequential:
-            first = bt.sweep(ablation, corrupt, first_order=True, **query)
-            full = bt.sweep(ablation, corrupt, first_order=True, **{**query, "over": query["over"][:-1]})
+            first = bt.sweep(ablation, corrupt, method=bt.Gradient(), **query)
+            full = bt.sweep(ablation, corrupt, method=bt.Gradient(), **{**query, "over": query["over"][:-1]})
             close(first.effects.sum(-2), full.effects)
     cell = {"cell": ["x_0_1[0]", "x_1_1[1,2]", "x_1_1[3]"]}
     for change in changes:  # of the value in the run of the cell

@@ -78,7 +78,7 @@ def test_rows_of_scores_are_rows_of_attention(name):
     sides, over = (add_noise(corrupt), corrupt), (*scores.axes, "read")
     for axes in (scores.axes, over):
         exact = bt.sweep(*sides, at=role, over=axes, **query)
-        check_effects(bt.sweep(*sides, at=role, over=axes, first_order=True, **query), exact)
+        check_effects(bt.sweep(*sides, at=role, over=axes, method=bt.Gradient(), **query), exact)
 
 
 def test_scores_of_several_slices_are_those_of_the_patched_run():

@@ -385,7 +385,7 @@ def _add_site_effects(effects: Tensor, item: GradientRun) -> None:
 
 
 def _differentiate_mix(run: PatchedRun, group: int, gradient: Tensor, patch: GroupPatch) -> Tensor:
-    """The gradient with respect to `P(j | i)` or the scores, `[example, *plates, word, word read]`, from that of the mix.
+    """The gradient with respect to `P(j | i)` or scores, `[example, *plates, word, word read]`, from that of the mix.
 
     The mix is linear in `P(j | i)`, so that the derivative does not depend on it.
     """

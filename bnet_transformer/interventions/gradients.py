@@ -152,7 +152,7 @@ def _list_writer_differences(base_run: BaseRun, writer: int) -> Differences:
     nodes = np.arange(len(run.examples.model.ground.select_nodes(group)))
     position = get_layout_index(run.base, run.specs[group.index], nodes)
     tables = run.base.values[group.index].detach(), base_run.differences[writer]
-    base, difference = (gather_nodes(run.base, spec, table, position) for table in tables)
+    base, difference = (gather_nodes(run.base, run.specs[group.index], table, position) for table in tables)
     return {group.index: (nodes, base, difference)}
 
 

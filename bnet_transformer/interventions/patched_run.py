@@ -507,7 +507,7 @@ class PatchedRun:
         return torch.zeros(shape, dtype=network.dtype, device=network.device, requires_grad=True)
 
     def get_base_values(self, group: int, patch: GroupPatch) -> Tensor:
-        """The base values, or attention, of the nodes of a patch, `[k, example, *shape]`, or entries, `[k, example, 1]`."""
+        """The base values, or attention, of the nodes of a patch, `[k, example, *shape]`; of entries `[..., 1]`."""
         if patch.is_attention:
             return self.gather(group, self.get_attention(group, is_score=patch.is_score), patch)
         return self.gather(group, self.base.values[group], patch)
@@ -543,7 +543,7 @@ class PatchedRun:
 
     @torch.no_grad()
     def get_attention(self, group: int, *, is_score: bool = False) -> Tensor:
-        """The `P(j | i)` of a group in the base run, computed once, or its scores: `[1 or N, *plates, word, word read]`."""
+        """The `P(j | i)` of a group in the base run, or its scores, `[1 or N, *plates, word, word read]`."""
         if is_score:
             return compute_attention_rows(self.base, self.specs[group], is_score=True)[0]
         weights = self.base.attention_weights.get(group)

@@ -409,7 +409,7 @@ def sweep(
         corrupt: The corrupt sentence or sentences: as many as the clean ones, each with as many words as its clean one.
             With `direction="noise"` also what the values of the clean sentences become. The pairs of a list may differ
             in length if cells and metric refer to no single word, as with `over=("slice", "head")`.
-        at: The nodes that cells set: a role (`"x"`, `"q"`; `"j"` and `"score"` for attention), an arrow or a path of roles
+        at: The nodes that cells set: a role (`"x"`, `"q"`; `"j"`, `"score"` for attention), an arrow or a path of roles
             (`"v -> a"`), `"arrows"` for all arrows of roles, `"edges"` for all edges of `net.edges()` or the name of
             one (`"a_0_1 -> q_2_3"`), a list of all these and of names, patterns, paths of names
             and arrows of patterns (`"v_0_1_* -> a_0_1_*"`; without words only if no edge matches), or a mapping from
