@@ -192,13 +192,13 @@ def test_what_has_no_entries():
 def test_a_patch_has_no_value_for_each_entry(monkeypatch):
     """One number for each cell, or the table of values that all cells share."""
     clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
-    patches, find_effective_cells = [], engine.find_effective_cells
+    patches, measure_changes = [], engine.measure_changes
 
-    def record(run, by_group):
+    def record(run, by_group, count):
         patches.extend(patch for group in by_group.values() for patch in group)
-        return find_effective_cells(run, by_group)
+        return measure_changes(run, by_group, count)
 
-    monkeypatch.setattr(engine, "find_effective_cells", record)
+    monkeypatch.setattr(engine, "measure_changes", record)
     for source, words in ((clean, None), (clean, {1: 2, 0: 0, 2: 1}), (Zero(), None), (Noise(1.0), None)):
         over = ("slice", "word", "entry")
         bt.sweep(source, corrupt, at="x", over=over, words=words, metric={"y_2": 1})
