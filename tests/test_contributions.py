@@ -9,9 +9,10 @@ from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
+from bnet_transformer._core.naming import split_path
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.interventions.cells import find_attention_groups
-from bnet_transformer.residual_stream.linear_paths import LinearRun, decompose
+from bnet_transformer.residual_stream.linear_paths import Decomposition, LinearRun
 from tests.cases import CASES, VOCABULARY, close, get_case, jitter
 
 UNDEFINED = {  # the cases without parts, with a term of the message
@@ -94,15 +95,65 @@ def test_the_passes_forward_and_back_give_the_same_parts(case):
     result = s.contributions(node, of=u)
     spec, index = state.model.spec(s.ground.id(node)), state.ground.unravel_index(s.ground.id(node))[1]
     run = LinearRun(state, node, frozenset({spec.group.index}))
-    norms = {}
-    ((_, parts),) = decompose(run, {spec.group.index: frozenset(index)}, norms)
-    vectors = run.select_node(spec, index, parts.merge(run.layout.batch_dim), 1, keep_batch=True)
-    values = dict(zip((writer.name for writer in parts.writers), vectors @ u, strict=True))
+    word = np.arange(run.count_words(spec.group.index)) == index[-1]
+    parts = Decomposition(run, {spec.group.index: word})
+    writers, block = parts.join(spec.group.index)
+    vectors = run.select_node(spec, index, block[0].movedim(run.layout.word_dim - 1, 0), 1)
+    values = dict(zip((writer.name for writer in writers), vectors @ u, strict=True))
     for writer in result.writers:
         close(values.pop(writer.name, torch.zeros(())), result[writer.name])
     assert not any(float(value) for value in values.values())
     close(vectors.sum(0), s[node])
-    assert tuple(norms) == result.norms
+    assert tuple(run.list_norms(parts.forward.words)) == result.norms
+
+
+STATES_BEFORE_NORMS = {
+    "concat": "x_1",
+    "encoder, pre-norm": "x_2",
+    "bucketed": "x_2",
+    "grouped": "x_2",
+    "encoder-decoder": "dec_x_2",
+    "positioned": "x_1",
+    "vanilla encoder, masked word": "x_1",
+    "vanilla decoder, learned": "x_1",
+    "vanilla encoder-decoder, pre-norm": "dec_x_1",
+}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sampled_from(sorted(STATES_BEFORE_NORMS.items())), st.data())
+def test_a_part_is_the_first_order_effect_of_the_edge_to_the_readout(state, data):
+    case, group = state  # attention is no linear parent, so it is fixed for the edge as for the part
+    s = get_case(case).sentence
+    node = data.draw(st.sampled_from([*s.ground.iter_names(s.state.network.graph.get_group(group))]))
+    size = len(s[node])
+    u = torch.tensor(data.draw(st.lists(st.floats(0.5, 2), min_size=size, max_size=size)), dtype=torch.float64)
+    result = s.contributions(node, of=u)
+    metric = eval(f"lambda {node}: {node} @ u", {"u": u})  # the name of the argument is the node
+    effects = bt.sweep(Zero(), s, at="edges", metric=metric, method=bt.Gradient(), progress=False)
+    ends = map(split_path, effects.labels["edge"])
+    by_writer = {writer: value for (writer, reader), value in zip(ends, effects.values, strict=True) if reader == group}
+    parts = {writer.name: result[writer.name] for writer in result.writers}
+    words = {writer.name for writer in result.writers if "position" not in writer.group and writer.kind != "bias"}
+    assert result.norms == () and words <= by_writer.keys()
+    for writer, value in by_writer.items():
+        close(-value, parts.get(writer, torch.zeros(())))
+
+
+def test_choices_on_which_the_readout_does_not_depend_are_set_too():
+    plates = ("word",)
+    nodes = [
+        bt.Node("c", tpm.Categorical(2), ["x"], plates),
+        bt.Node("W", tpm.Select((4, 4)), [bt.Arrow("c", "before")], plates),
+        bt.Node("x", tpm.Linear(), ["W", "x"], plates),
+    ]
+    given_x, y = bt.Node("x", tpm.Given(4), plates=plates), bt.Node("y", tpm.Categorical(3), ["x"], plates)
+    s = bt.BNet(bt.Declaration([bt.Stack(nodes, [given_x], [y])])).sentence(torch.randn(3, 4))
+    first, second = (s.contributions(node, of=(0, 1)) for node in ("y_0", "y_1"))
+    assert not first.choices and list(second.choices) == ["c_0_0"]
+    for node, result in (("y_0", first), ("y_1", second)):
+        logits = s.do(c_0_0=second.choices["c_0_0"], c_0_1=0, c_0_2=0).tpm(node).logits
+        torch.testing.assert_close(result.total, logits[0] - logits[1])
 
 
 @settings(max_examples=20, deadline=None)

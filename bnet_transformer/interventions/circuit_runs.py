@@ -19,13 +19,13 @@ from bnet_transformer._core.naming import SLICE, WORD, format_label, join_path, 
 from bnet_transformer._core.tensors import BoolArray, IntArray
 from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.linear import LinearStructure
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeGroup, ancestors, count_from_start, descendants
 from bnet_transformer.graph.template_graph import EdgeTemplate
 from bnet_transformer.interventions.ablation import Ablation
 from bnet_transformer.interventions.cells import find_merged_plates, is_index_valued
-from bnet_transformer.interventions.edges import find_word_dependent
 from bnet_transformer.interventions.examples import Examples, Metric, Overrides
 from bnet_transformer.interventions.patched_run import (
     CELL_AXIS,
@@ -350,7 +350,7 @@ def _select_real_sources(model: GroundModel, pairs: set[tuple[int, int]] | None)
     """
     specs, graph = model.network.specs, model.network.graph
     if pairs is None:
-        dependent = find_word_dependent(model.network)
+        dependent = LinearStructure(model.network).word_dependent
         return {
             (e.parent, e.child) for e in graph.edges if e.parent in dependent and not is_index_valued(specs[e.parent])
         }

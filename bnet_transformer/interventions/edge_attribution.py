@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,10 +12,11 @@ from tqdm import tqdm
 
 from bnet_transformer._core.tensors import BoolArray, enable_gradients
 from bnet_transformer.compiler.gather import gather_parents
-from bnet_transformer.declare import NodeSpec
+from bnet_transformer.compiler.linear import is_norm
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.cells import EdgeCells, PatchCells, PatchSites, PathsToEnd, group_paths
-from bnet_transformer.interventions.edges import EdgeStructure, ReaderGroup, is_wordwise_path, list_linear_groups
+from bnet_transformer.interventions.edge_patches import build_linear_pass, has_other_slots
+from bnet_transformer.interventions.edges import EdgeStructure, ReaderGroup, WriterUnit, is_wordwise_path
 from bnet_transformer.interventions.engine import (
     CellOutcomes,
     ExampleBatch,
@@ -25,7 +25,8 @@ from bnet_transformer.interventions.engine import (
     join_changes,
 )
 from bnet_transformer.interventions.examples import Metric
-from bnet_transformer.interventions.gradients import GradientRun, TangentPass, iter_gradient_runs, list_points
+from bnet_transformer.interventions.gradients import GradientRun, iter_gradient_runs, list_points
+from bnet_transformer.interventions.linear_pass import Block, LinearPass, Norms, multiply_parts
 from bnet_transformer.interventions.methods import EXACT_HINT
 from bnet_transformer.interventions.patched_run import (
     GroupPatch,
@@ -39,7 +40,6 @@ from bnet_transformer.interventions.patched_run import (
     get_layout_shape,
     get_parent_groups,
 )
-from bnet_transformer.tpm import TPM
 
 # --------------------------------------------------------------------------------------------------------------------
 # First-order estimates of edges: the gradient at the reader, the derivative on the way, the difference of the writer.
@@ -58,12 +58,9 @@ def add_edge_effects(effects: Tensor, item: GradientRun, edges: EdgeCells) -> No
     number_of = {writer: k for k, writer in enumerate(edges.writer_units)}
     pairs = zip(table.writers[edges.edges].tolist(), table.writer_units[edges.edges].tolist(), strict=True)
     numbers = np.array([number_of[pair] for pair in pairs])
-    for r, writers, estimates in estimate_edges(item.run, item.base_run.differences, edges, gradients, by_word=by_word):
+    for r, estimates in estimate_edges(item.run, item.base_run.differences, edges, gradients, by_word=by_word):
         inside = order[slice(*np.searchsorted(readers, [r, r + 1]))]
-        columns = np.full(len(number_of), -1)
-        columns[writers] = np.arange(len(writers))
-        inside = inside[columns[numbers[inside]] >= 0]
-        index = [torch.from_numpy(table.reader_units[edges.edges[inside]]), torch.from_numpy(columns[numbers[inside]])]
+        index = [torch.from_numpy(table.reader_units[edges.edges[inside]]), torch.from_numpy(numbers[inside])]
         if edges.words is not None:
             index.append(torch.from_numpy(edges.words[inside]))
         values = estimates.movedim(0, -1)[tuple(index)].double().cpu()  # [edge, example]
@@ -89,32 +86,12 @@ def _find_target_gradients(item: GradientRun) -> dict[int, Tensor]:
     return gradients
 
 
-@dataclass(frozen=True)
-class ReaderPath:
-    """The linear groups between a reader and the sums (or writers) that it reads.
-
-    Attributes:
-        ends: The groups at which the path stops: writers, and groups with several linear parents.
-        groups: The groups after these, parents first.
-    """
-
-    ends: tuple[int, ...]
-    groups: tuple[int, ...]
+Path = tuple[list[int], list[int]]  # the sums and writers at which the path of a reader stops; the groups after them
 
 
-def find_reader_path(structure: EdgeStructure, reader: ReaderGroup) -> ReaderPath:
+def find_reader_path(structure: EdgeStructure, reader: ReaderGroup) -> Path:
     """The path from a reader back to the nearest sums and writers."""
-    specs, ends, groups = structure.network.specs, set[int](), set[int]()
-    stack = [reader.target.parents[k].index for k in reader.slots]
-    while stack:
-        index = stack.pop()
-        parents = {specs[index].parents[k].index for k in structure.get_linear_positions(specs[index])}
-        if index in structure.writer_index or len(parents) != 1:
-            ends.add(index)
-        elif index not in groups:
-            groups.add(index)
-            stack += parents
-    return ReaderPath(tuple(sorted(ends)), tuple(sorted(groups)))
+    return structure.find_sums([reader.target.parents[k].index for k in reader.slots], structure.writer_index)
 
 
 def estimate_edges(
@@ -124,7 +101,7 @@ def estimate_edges(
     gradients: Mapping[int, Tensor],
     *,
     by_word: bool,
-) -> Iterator[tuple[int, list[int], Tensor]]:
+) -> Iterator[tuple[int, Tensor]]:
     """Estimate the effects of edges from the gradients at the targets of readers.
 
     Args:
@@ -135,72 +112,58 @@ def estimate_edges(
         by_word: Whether to return the effect of each word of the reader.
 
     Yields:
-        The number of a group of readers, the numbers of writers among those of the edges, and the effects,
-        `[example, reader unit, writer]`; with `by_word` followed by a dim for the word of the reader.
+        The number of a group of readers, and the effects, `[example, reader unit, writer]`, with all writers of the
+        edges; with `by_word` followed by a dim for the word of the reader.
     """
     structure = edges.structure
     readers = [r for r in edges.reader_groups if structure.reader_groups[r].target.group.index in gradients]
     paths = {r: find_reader_path(structure, structure.reader_groups[r]) for r in readers}
-    tangents = TangentPass(run, differences, structure, readers, edges.writer_units)
-    tangents.compute({index for path in paths.values() for index in path.ends})
-    dense: dict[int, tuple[list[int], Tensor]] = {}
+    tangents = build_linear_pass(run, differences, structure, readers, edges.writer_units, Norms.DERIVATIVE)
+    tangents.compute({index for ends, _ in paths.values() for index in ends})
+    dense: dict[int, Block] = {}
+    axis, needed = run.base.layout.word_dim, run.needed.ancestor_words
     for r in readers:
         reader = structure.reader_groups[r]
         gradient = gradients[reader.target.group.index]
         words = _split_words(run, reader, paths[r], by_word=by_word)
-        writers, columns = list[int](), list[Tensor]()
+        shape = [len(run.examples), structure.count_units(reader.target), len(edges.writer_units)]
+        num_words = [count_words(run.examples.model, reader.target.group.index)] if by_word else []
+        effects = gradient.new_zeros(shape + num_words)
         for word in words:
             adjoints = _differentiate_run(run, structure, reader, paths[r], gradient) if word is None else None
             adjoints = adjoints or _pull_back(run, structure, reader, paths[r], gradient, word)
             dense = {end: dense[end] if end in dense else tangents.join(end) for end in adjoints}
-            parts = [
-                (cells, _join(adjoint, tangent, run, end, tangents.words[end], keep_words=by_word and word is None))
-                for end, adjoint in adjoints.items()
-                for cells, tangent in [dense[end]]
-                if cells
-            ]
-            if parts:  # the writers are the same for each word
-                writers, effects = _add_writers(parts)
-                columns.append(effects)
-        if columns:
-            has_words = words == [None]
-            yield r, writers, columns[0] if has_words else torch.stack(columns, -1)
+            total = effects if word is None else effects[..., word]
+            for end, adjoint in adjoints.items():
+                cells, tangent = dense[end]
+                if cells:
+                    masks, keep_words = (needed[end], tangents.words[end]), by_word and word is None
+                    products = multiply_parts(adjoint, tangent, axis, *masks, keep_words=keep_words)
+                    total.index_add_(2, torch.tensor(cells, device=total.device), products)
+        yield r, effects
 
 
-def _add_writers(parts: Sequence[tuple[list[int], Tensor]]) -> tuple[list[int], Tensor]:
-    """The sum of effects `[example, reader, writer, ...]` of several lists of writers."""
-    if len(parts) == 1:
-        return parts[0]
-    writers = sorted({writer for numbers, _ in parts for writer in numbers})
-    column = {writer: k for k, writer in enumerate(writers)}
-    shape = list(parts[0][1].shape)
-    shape[2] = len(writers)
-    total = parts[0][1].new_zeros(shape)
-    for numbers, effects in parts:
-        total.index_add_(2, torch.tensor([column[k] for k in numbers], device=total.device), effects)
-    return writers, total
-
-
-def _split_words(run: PatchedRun, reader: ReaderGroup, path: ReaderPath, *, by_word: bool) -> list[int | None]:
+def _split_words(run: PatchedRun, reader: ReaderGroup, path: Path, *, by_word: bool) -> list[int | None]:
     """The words of a reader that need a backward pass each; None for all words at once."""
-    stacks = {run.specs[index].group.word_stack for index in (*path.ends, *path.groups)}
+    ends, groups = path
+    stacks = {run.specs[index].group.word_stack for index in (*ends, *groups)}
     if not by_word or (stacks == {reader.target.group.word_stack} and is_wordwise_path(run.base.network, reader)):
         return [None]
     return list(range(count_words(run.examples.model, reader.target.group.index)))
 
 
 def _differentiate_run(
-    run: PatchedRun, structure: EdgeStructure, reader: ReaderGroup, path: ReaderPath, gradient: Tensor
+    run: PatchedRun, structure: EdgeStructure, reader: ReaderGroup, path: Path, gradient: Tensor
 ) -> dict[int, Tensor] | None:
     """The gradient at the end of a path by the graph of the run itself, which saves a second evaluation of the target.
 
     None if the graph has no such path or also others, or if several units need separate gradients.
     """
-    values, target = run.base.values, reader.target.group.index
-    has_one_path = len(path.ends) == 1 and not _has_other_slots(structure, reader)
+    values, target, (ends, _) = run.base.values, reader.target.group.index, path
+    has_one_path = len(ends) == 1 and not has_other_slots(structure, reader)
     if not has_one_path or structure.count_units(reader.target) != 1:
         return None
-    end = path.ends[0]
+    (end,) = ends
     if any(i in run.compact_index or i not in values or not values[i].requires_grad for i in (end, target)):
         return None
     if not len(values[end]) == len(values[target]) == len(gradient):  # a value that all examples share
@@ -213,11 +176,11 @@ def _differentiate_run(
 
 
 def _pull_back(
-    run: PatchedRun, structure: EdgeStructure, reader: ReaderGroup, path: ReaderPath, gradient: Tensor, word: int | None
+    run: PatchedRun, structure: EdgeStructure, reader: ReaderGroup, path: Path, gradient: Tensor, word: int | None
 ) -> dict[int, Tensor]:
     """The gradient at the ends of a path for each unit of a reader, `[unit, example, *plates, word, *shape]` each."""
-    needed, layout = run.needed.ancestor_words, run.base.layout
-    group_rows = {index: RowIndex.from_mask(needed[index][None]) for index in (*path.ends, *path.groups)}
+    needed, layout, (path_ends, path_groups) = run.needed.ancestor_words, run.base.layout, path
+    group_rows = {index: RowIndex.from_mask(needed[index][None]) for index in (*path_ends, *path_groups)}
     leaves, updates = {}, dict[int, GroupUpdate]()
     update = SparseUpdate(run.base, updates, run.compact_index)
     target, axis = reader.target, layout.word_dim
@@ -225,7 +188,7 @@ def _pull_back(
     is_expanded = _can_expand_units(run, reader, path)
     unit_axes = [layout.axis(plate) for plate in target.group.plates]
     with torch.enable_grad():
-        for index in path.ends:
+        for index in path_ends:
             spec, rows = run.specs[index], group_rows[index]
             shape = [len(run.examples), *get_layout_shape(run.base, spec)[:-1], len(rows), *spec.shape]
             if is_expanded:  # each unit reads a separate copy, so that one backward pass has the gradient of each
@@ -233,11 +196,11 @@ def _pull_back(
                     shape[layout.axis(plate)] = sizes[plate]
             leaves[index] = update.gather(index, rows).detach().expand(shape).clone().requires_grad_()
             updates[index] = GroupUpdate(rows, leaves[index])
-        for index in path.groups:
+        for index in path_groups:
             updates[index] = GroupUpdate(group_rows[index], update.compute(run.specs[index], group_rows[index]))
         rows = RowIndex.from_mask(needed[target.group.index][None])
         is_open = target.tpm.is_random and target.group.index not in run.base.known
-        slots = reader.slots if _has_other_slots(structure, reader) else None
+        slots = reader.slots if has_other_slots(structure, reader) else None
         value = update.compute(target, rows, as_distribution=is_open, slots=slots)
         value = value.expand(len(run.examples), *get_layout_shape(run.base, target)[:-1], *value.shape[axis:])
     seed = gradient.index_select(axis, rows.words.to(gradient.device))
@@ -259,68 +222,19 @@ def _pull_back(
                 units = units.unsqueeze(1 + plate_axis)
             gradients.append(units)
     else:
-        seeds = _split_units(run, target, seed)
+        seeds = structure.split_units(seed, target, layout)
         gradients += torch.autograd.grad(value, ends, seeds, is_grads_batched=True, materialize_grads=True)
     return dict(zip(leaves, gradients, strict=True))
 
 
-def _can_expand_units(run: PatchedRun, reader: ReaderGroup, path: ReaderPath) -> bool:
+def _can_expand_units(run: PatchedRun, reader: ReaderGroup, path: Path) -> bool:
     """Whether the units of a reader can be copies along its plates: no group on its path has or joins them."""
     plates, specs = {*reader.target.group.plates}, run.specs
-    groups = [specs[index] for index in (*path.ends, *path.groups)]
+    groups = [specs[index] for part in path for index in part]
     slots = [reader.target.parents[k] for k in reader.slots]
-    slots += [parent for index in path.groups for parent in specs[index].parents]
+    slots += [parent for index in path[1] for parent in specs[index].parents]
     crossed = [{*spec.group.plates} for spec in groups] + [{*parent.over, *dict(parent.pick)} for parent in slots]
     return not any(plates & axes for axes in crossed)
-
-
-def _has_other_slots(structure: EdgeStructure, reader: ReaderGroup) -> bool:
-    """Whether a target has slots with writers through which the reader does not read."""
-    linear, reading = structure.get_linear_positions(reader.target), structure.get_reading_positions(reader.target)
-    return len(linear) + len(reading) > len(reader.slots)
-
-
-def _split_units(run: PatchedRun, spec: object, seed: Tensor) -> Tensor:
-    """A gradient, `[example, *plates, row, *shape]`, for one unit of a group at a time: `[unit, ...]`."""
-    layout, sizes = run.base.layout, run.base.network.graph.plate_sizes
-    plates = spec.group.plates  # type: ignore[attr-defined]
-    count = math.prod(sizes[plate] for plate in plates)
-    units = torch.eye(count, dtype=seed.dtype, device=seed.device)
-    shape = [count] + [1] * seed.dim()
-    for plate in plates:
-        shape[1 + layout.axis(plate)] = sizes[plate]
-    order = sorted(range(len(plates)), key=lambda k: layout.axis(plates[k]))
-    units = units.reshape(count, *(sizes[plate] for plate in plates)).permute(0, *(1 + k for k in order))
-    return seed[None] * units.reshape(shape)
-
-
-def _join(adjoint: Tensor, tangent: Tensor, run: PatchedRun, end: int, words: BoolArray, *, keep_words: bool) -> Tensor:
-    """The products of gradients of readers and tangents of writers: `[example, reader, writer]`, or also `[..., word]`.
-
-    Args:
-        adjoint: The gradients at the needed words, `[reader, example, *plates, word, *shape]`.
-        tangent: The tangents, `[example, *plates, writer, word, *shape]`.
-        run: The run.
-        end: The group.
-        words: The mask of the words of the group that have a tangent.
-        keep_words: Whether to return the product of each word.
-    """
-    axis = run.base.layout.word_dim
-    needed = run.needed.ancestor_words[end]
-    common = needed & words
-    if not np.array_equal(needed, words):  # some readers of this group are not among the cells
-        adjoint = adjoint.index_select(1 + axis, torch.from_numpy(np.flatnonzero(common[needed])).to(adjoint.device))
-        tangent = tangent.index_select(1 + axis, torch.from_numpy(np.flatnonzero(common[words])).to(tangent.device))
-    a = adjoint.movedim((1, 1 + axis), (0, 1))  # [example, word, reader, *plates, *shape]
-    t = tangent.movedim((axis + 1, axis), (1, 2))  # [example, word, writer, *plates, *shape]
-    a, t = a.flatten(3), t.flatten(3)
-    if not keep_words:
-        a, t = a.transpose(1, 2).flatten(2), t.transpose(1, 2).flatten(2)
-        return a @ t.mT
-    products = (a @ t.mT).movedim(1, -1)  # [example, reader, writer, needed word]
-    full = products.new_zeros(*products.shape[:-1], len(words))
-    full[..., torch.from_numpy(np.flatnonzero(common)).to(full.device)] = products
-    return full
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -476,12 +390,11 @@ def find_blocked_edges(run: PatchedRun, structure: EdgeStructure) -> BoolArray:
     for entry in range(width):
         basis = {w: vector for w in writers if (vector := _build_basis(run, structure, w, entry)) is not None}
         cells = [unit for unit in units if unit[0] in basis]
-        tangents = TangentPass(run, basis, structure, readers, cells)
-        tangents.compute(
-            {structure.reader_groups[r].target.parents[k].index for r in readers for k in _get_slots(structure, r)}
-        )
-        for r in readers:
-            transmits = _find_transmitting(tangents, structure.reader_groups[r])
+        tangents = build_linear_pass(run, basis, structure, readers, cells, Norms.DERIVATIVE)
+        groups = [structure.reader_groups[r] for r in readers]
+        tangents.compute({reader.target.parents[k].index for reader in groups for k in reader.slots})
+        for r, reader in zip(readers, groups, strict=True):
+            transmits = _find_transmitting(run, tangents, cells, reader)
             for k in np.flatnonzero((table.readers == r) & blocked).tolist():
                 unit = int(table.writers[k]), int(table.writer_units[k])
                 if unit in transmits and transmits[unit][int(table.reader_units[k])]:
@@ -489,35 +402,25 @@ def find_blocked_edges(run: PatchedRun, structure: EdgeStructure) -> BoolArray:
     return blocked
 
 
-def _get_slots(structure: EdgeStructure, r: int) -> tuple[int, ...]:
-    """The slots of a reader."""
-    return structure.reader_groups[r].slots
-
-
 def _find_linear_edges(structure: EdgeStructure) -> BoolArray:
     """The edges without a norm between the writer and the reader, `[edge]`."""
     specs, count = structure.network.specs, len(structure.writer_groups)
     before, through = dict[int, BoolArray](), dict[int, BoolArray]()  # writers before a group, and those before a norm
     none: BoolArray = np.zeros(count, dtype=bool)
-    for index in list_linear_groups(structure, range(len(structure.reader_groups))):
-        parents = [specs[index].parents[k].index for k in structure.get_linear_positions(specs[index])]
+    for index in sorted({index for reader in structure.reader_groups for index in reader.chain}):
+        parents = structure.list_linear_parents(index)
         before[index] = np.logical_or.reduce([none, *(before[p] for p in parents)])
-        is_norm = _is_norm(specs[index])
-        through[index] = np.logical_or.reduce([none, *((before if is_norm else through)[p] for p in parents)])
+        crossed = before if is_norm(specs[index]) else through
+        through[index] = np.logical_or.reduce([none, *(crossed[p] for p in parents)])
         if (w := structure.writer_index.get(index)) is not None:
             before[index][w] = True
     norms = np.zeros((len(structure.reader_groups), count), dtype=bool)
     for r, reader in enumerate(structure.reader_groups):
         for index in (reader.target.parents[k].index for k in reader.slots):
-            norms[r] |= _is_norm(reader.target) | through[index]
+            norms[r] |= is_norm(reader.target) | through[index]
     table = structure.edges
     linear: BoolArray = ~norms[table.readers, table.writers]
     return linear
-
-
-def _is_norm(spec: NodeSpec) -> bool:
-    """Whether a group may contain the scale of a norm."""
-    return type(spec.tpm).norm_scale is not TPM.norm_scale
 
 
 def _build_basis(run: PatchedRun, structure: EdgeStructure, w: int, entry: int) -> Tensor | None:
@@ -531,24 +434,28 @@ def _build_basis(run: PatchedRun, structure: EdgeStructure, w: int, entry: int) 
     return vector.reshape(spec.shape).expand(len(run.examples), *get_layout_shape(run.base, spec), *spec.shape)
 
 
-def _find_transmitting(tangents: TangentPass, reader: ReaderGroup) -> Mapping[tuple[int, int], BoolArray]:
+def _find_transmitting(
+    run: PatchedRun, tangents: LinearPass, writers: Sequence[WriterUnit], reader: ReaderGroup
+) -> Mapping[WriterUnit, BoolArray]:
     """For each writer that is read, the units of a reader that see it, `[unit]`."""
-    structure, layout = tangents.structure, tangents.run.base.layout
+    structure, layout = tangents.structure, run.base.layout
     spec, units = reader.target, len(structure.list_units(reader.target))
     parents = list(dict.fromkeys(spec.parents[k].index for k in reader.slots))
     is_map = set(reader.slots) <= set(structure.get_linear_positions(spec)) and not spec.tpm.is_random
     visible: dict[tuple[int, int], BoolArray] = {}
     if is_map and any(tangents.blocks.get(parent) for parent in parents):
-        cells, block = tangents.map_group(spec, [parent for parent in parents if tangents.blocks.get(parent)])
+        read = [parent for parent in parents if tangents.blocks.get(parent)]
+        words = tangents.words.get(spec.group.index, run.needed.ancestor_words[spec.group.index])
+        cells, block = tangents.map_group(spec, read, words)
         axes = [layout.axis(plate) for plate in spec.group.plates]
         by_cell = (block != 0).movedim([*axes, layout.word_dim], list(range(len(axes) + 1)))
         table = by_cell.flatten(len(axes) + 1).any(-1).reshape(units, len(cells)).cpu().numpy()
-        return {tangents.writers[cell]: table[:, column] for column, cell in enumerate(cells)}
+        return {writers[cell]: table[:, column] for column, cell in enumerate(cells)}
     for parent in parents:
         cells, block = tangents.join(parent)
         if cells:
             flags = (block != 0).movedim(layout.word_dim, 0).flatten(1).any(-1).tolist()
             for cell, flag in zip(cells, flags, strict=True):
-                unit = tangents.writers[cell]
+                unit = writers[cell]
                 visible[unit] = visible.get(unit, np.zeros(units, dtype=bool)) | flag
     return visible

@@ -8,19 +8,18 @@ a reader is then a patch of its node (`GroupPatch`), and the rest of the net run
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.tensors import BoolArray, IntArray
-from bnet_transformer.compiler.evaluate import evaluate_tpm
-from bnet_transformer.compiler.gather import ExecutionState, gather_parents
+from bnet_transformer.compiler.gather import ExecutionState
+from bnet_transformer.compiler.linear import LinearStructure, compute_constant, find_reached_words, find_read_words
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.interventions.cells import EdgeCells
-from bnet_transformer.interventions.edges import READOUT, EdgeStructure, ReaderGroup, WriterUnit, list_linear_groups
+from bnet_transformer.interventions.edges import READOUT, EdgeStructure, ReaderGroup, WriterUnit
+from bnet_transformer.interventions.linear_pass import Block, LinearPass, Norms
 from bnet_transformer.interventions.patched_run import (
     GroupPatch,
     GroupUpdate,
@@ -33,9 +32,15 @@ from bnet_transformer.interventions.patched_run import (
 )
 
 
-@dataclass
-class WriterPass:
-    """The linear groups before some readers, computed with one changed writer in each cell.
+def build_linear_pass(
+    run: PatchedRun,
+    differences: Mapping[int, Tensor],
+    structure: EdgeStructure,
+    readers: Sequence[int],
+    writers: Sequence[WriterUnit],
+    norms: Norms,
+) -> LinearPass:
+    """The pass from some writers to some readers, in which each writer writes its difference between two runs.
 
     Args:
         run: The base run.
@@ -44,160 +49,89 @@ class WriterPass:
         structure: The edges of the net.
         readers: The numbers of the groups of readers.
         writers: The writers: one cell each.
+        norms: How norms transform the differences.
+
+    Returns:
+        The pass, of which nothing is computed yet.
     """
+    starts = dict[int, BoolArray]()
+    for reader in (structure.reader_groups[r] for r in readers):
+        needed = run.needed.ancestor_words[reader.target.group.index]
+        for parent in (reader.target.parents[k] for k in reader.slots):
+            words = find_read_words(parent, needed, count_words(run.examples.model, parent.index))
+            starts[parent.index] = starts.get(parent.index, np.zeros_like(words)) | words
+    cells = dict[int, list[int]]()
+    for cell, (w, _) in enumerate(writers):
+        if w in differences:
+            cells.setdefault(structure.writer_groups[w].spec.group.index, []).append(cell)
+    units = [unit for _, unit in writers]
 
-    run: PatchedRun
-    differences: Mapping[int, Tensor]
-    structure: EdgeStructure
-    readers: Sequence[int]
-    writers: Sequence[WriterUnit]
-    update: SparseUpdate = field(init=False)
+    def get_sources(spec: NodeSpec) -> list[Block]:
+        part = cells.get(spec.group.index, [])
+        if not part:
+            return []
+        difference = differences[structure.writer_index[spec.group.index]]
+        return [(part, changes.split_units(spec, difference, [units[cell] for cell in part]))]
 
-    def __post_init__(self) -> None:
-        self.update = SparseUpdate(self.run.base, {}, self.run.compact_index)
-
-    @cached_property
-    def cell_of(self) -> dict[WriterUnit, int]:
-        """The cell of each writer."""
-        return {writer: k for k, writer in enumerate(self.writers)}
-
-    @cached_property
-    def groups(self) -> list[int]:
-        """The writers and the linear groups, parents first."""
-        return list_linear_groups(self.structure, self.readers)
-
-    @cached_property
-    def words(self) -> dict[int, BoolArray]:
-        """The words of each linear group that a reader needs, `[word]`."""
-        return find_needed_words(self.run, self.structure, self.readers)
-
-    @cached_property
-    def reached(self) -> dict[int, BoolArray]:
-        """The words of a linear group that a changed writer reaches in each cell, `[cell, word]`."""
-        masks: dict[int, BoolArray] = {}
-        for index in self.groups:
-            spec, w = self.run.specs[index], self.structure.writer_index.get(index)
-            mask = self._find_reached(spec, self.structure.get_linear_positions(spec), masks)
-            if w is not None and w in self.differences:
-                differing = find_differing_words(self.run, self.structure, w, self.differences[w])
-                for cell, (group, unit) in enumerate(self.writers):
-                    if group == w:
-                        mask[cell] |= differing[unit]
-            masks[index] = mask
-        return masks
-
-    def _find_reached(self, spec: NodeSpec, slots: Sequence[int], masks: Mapping[int, BoolArray]) -> BoolArray:
-        """The words of a group that depend on reached words of its parents in some slots, `[cell, word]`."""
-        reached = np.zeros((len(self.writers), count_words(self.run.examples.model, spec.group.index)), dtype=bool)
-        for parent in (spec.parents[k] for k in slots if spec.parents[k].index in masks):
-            mask = masks[parent.index]
-            is_aligned = parent.reach.kind == "same" and mask.shape[1] == reached.shape[1]
-            if mask.shape[1] == 1 or is_aligned:
-                reached |= mask
-            else:
-                table = parent.reach.matrix(reached.shape[1], mask.shape[1])
-                reached |= (mask.astype(np.float32) @ table.T.astype(np.float32)) > 0
-        return reached
-
-    def compute_groups(self) -> None:
-        """Compute the linear groups."""
-        for index in self.groups:
-            mask = self.reached[index] & self.words[index]
-            if mask.any():
-                rows = RowIndex.from_mask(mask)
-                self.update.by_group[index] = GroupUpdate(rows, self._compute_group(index, rows))
-
-    def _compute_group(self, index: int, rows: RowIndex) -> Tensor:
-        """The rows of a group: computed from its linear parents, with the changed writers of the group itself."""
-        spec, w = self.run.specs[index], self.structure.writer_index.get(index)
-        slots = self.structure.get_linear_positions(spec)
-        has_upstream = any(spec.parents[k].index in self.update.by_group for k in slots)
-        if has_upstream:
-            is_part = w is not None
-            value = self.update.compute(spec, rows, slots=slots if is_part else None)
-            if index in self.run.base.patched:
-                value = self.run.apply_interventions(value, index, rows)
-        else:
-            value = self.update.gather(index, rows)
-        return value if w is None else self._change_writers(value, spec, w, rows)
-
-    def _change_writers(self, value: Tensor, spec: NodeSpec, w: int, rows: RowIndex) -> Tensor:
-        """Change the writers of a group, each in its own cell: `[example, *plates, row, *shape]`."""
-        axis, base = self.run.base.layout.word_dim, self.run.base
-        units = [unit for group, unit in self.writers if group == w]
-        if not units:
-            return value
-        difference = self.differences[w]
-        shape = (len(self.run.examples), *get_layout_shape(base, spec)[:-1], len(rows), *spec.shape)
-        change = torch.zeros(shape, dtype=base.dtype, device=value.device)
-        num_words = count_words(self.run.examples.model, spec.group.index)
-        cells = torch.tensor([self.cell_of[w, unit] for unit in units])
-        words = torch.arange(num_words).repeat(len(units))
-        row = rows.row_ids[cells.repeat_interleave(num_words), words]
-        nodes = (torch.tensor(units)[:, None] * num_words + torch.arange(num_words)).flatten()[row >= 0]
-        position = get_layout_index(base, spec, nodes.numpy())
-        target = change.movedim(0, axis)
-        source = difference.expand(len(self.run.examples), *get_layout_shape(base, spec), *spec.shape).movedim(0, axis)
-        target[(*position[:-1], row[row >= 0])] = source[position]
-        return value + change
-
-    def compute_reader(self, r: int) -> tuple[RowIndex, Tensor]:
-        """The value of the readers of a group in each cell: the rows, and `[1 or N, *plates, row, *shape]`."""
-        reader = self.structure.reader_groups[r]
-        spec, index = reader.target, reader.target.group.index
-        reached = self._find_reached(spec, reader.slots, self.reached)
-        rows = RowIndex.from_mask(reached & self.run.needed.ancestor_words[index])
-        if not len(rows):
-            return rows, torch.zeros(0)
-        value = self.evaluate_target(reader, self.update, rows)
-        if index in self.run.base.patched:
-            value = self.run.apply_interventions(value, index, rows)
-        return rows, value
-
-    def evaluate_target(self, reader: ReaderGroup, update: SparseUpdate, rows: RowIndex) -> Tensor:
-        """The rows of a target: its reader sees the updated groups. Of a random outcome `log P`, or the mean."""
-        spec = reader.target
-        has_other_slots = bool(self.structure.get_reading_positions(spec)) or len(reader.slots) < len(
-            self.structure.get_linear_positions(spec)
-        )
-        is_open = spec.tpm.is_random and spec.group.index not in self.run.base.known
-        return update.compute(spec, rows, as_distribution=is_open, slots=reader.slots if has_other_slots else None)
+    masks = structure.find_words(starts, run.base.word_counts)
+    changes = LinearPass(run.base, len(run.examples), structure, masks, get_sources, units, norms, run.compact_index)
+    return changes
 
 
-def find_needed_words(run: PatchedRun, structure: EdgeStructure, readers: Sequence[int]) -> dict[int, BoolArray]:
-    """The words of each linear group that some readers need, `[word]`."""
-    model, specs, groups = run.examples.model, run.specs, list_linear_groups(structure, readers)
-    needed = {index: np.zeros(count_words(model, index), dtype=bool) for index in groups}
+def update_group(run: PatchedRun, changes: LinearPass, index: int) -> tuple[GroupUpdate, BoolArray]:
+    """The values of a group in each cell of a pass, and the words that a changed writer reaches, `[cell, word]`."""
+    cells, block = changes.join(index)
+    mask = np.zeros((len(changes.units), len(changes.words[index])), dtype=bool)
+    if not cells:
+        return GroupUpdate(RowIndex.from_mask(mask), run.base.values[index]), mask
+    axis = run.base.layout.word_dim
+    update = changes.build_update(index, range(len(changes.units)), (cells, block))
+    by_word = (block != 0).movedim((axis, axis + 1), (0, 1)).flatten(2).any(-1).cpu().numpy()
+    mask[np.array(cells)[:, None], np.flatnonzero(changes.words[index])] = by_word
+    base = SparseUpdate(run.base, {}, run.compact_index)
+    return GroupUpdate(update.rows, base.gather(index, update.rows) + update.values), mask
 
-    def mark(spec: NodeSpec, slots: Sequence[int], words: BoolArray) -> None:
-        for k in slots:
-            parent = spec.parents[k]
-            if parent.index not in needed:
-                continue
-            if parent.reach.kind == "same" or len(needed[parent.index]) == 1:
-                needed[parent.index] |= words if len(words) == len(needed[parent.index]) else words.any()
-            else:
-                table = parent.reach.matrix(len(words), len(needed[parent.index]))
-                needed[parent.index] |= table[words].any(0)
 
-    for r in readers:
-        reader = structure.reader_groups[r]
-        mark(reader.target, reader.slots, run.needed.ancestor_words[reader.target.group.index])
-    for index in reversed(groups):
-        mark(specs[index], structure.get_linear_positions(specs[index]), needed[index])
-    return needed
+def compute_reader(
+    run: PatchedRun, changes: LinearPass, reader: ReaderGroup, visible: Mapping[int, tuple[GroupUpdate, BoolArray]]
+) -> tuple[RowIndex, Tensor]:
+    """The value of the readers of a group in each cell of a pass.
+
+    Args:
+        run: The base run.
+        changes: The pass.
+        reader: The group of readers.
+        visible: The parents that the readers see, by group, as `update_group` returns them.
+
+    Returns:
+        The rows that a changed writer reaches, and their values, `[1 or N, *plates, row, *shape]`. Of a random outcome
+        these are `log P`, or the mean.
+    """
+    spec, index, structure = reader.target, reader.target.group.index, changes.structure
+    reached = np.zeros((len(changes.units), count_words(run.examples.model, index)), dtype=bool)
+    for parent in (spec.parents[k] for k in reader.slots):
+        reached |= find_reached_words(parent, visible[parent.index][1], reached.shape[1])
+    rows = RowIndex.from_mask(reached & run.needed.ancestor_words[index])
+    if not len(rows):
+        return rows, torch.zeros(0)
+    updates = {parent.index: visible[parent.index][0] for parent in (spec.parents[k] for k in reader.slots)}
+    is_open = spec.tpm.is_random and index not in run.base.known
+    slots = reader.slots if has_other_slots(structure, reader) else None
+    value = SparseUpdate(run.base, updates, run.compact_index).compute(spec, rows, as_distribution=is_open, slots=slots)
+    return rows, run.apply_interventions(value, index, rows) if index in run.base.patched else value
+
+
+def has_other_slots(structure: LinearStructure, reader: ReaderGroup) -> bool:
+    """Whether a target has slots with writers through which the reader does not read."""
+    linear, reading = structure.get_linear_positions(reader.target), structure.get_reading_positions(reader.target)
+    return len(linear) + len(reading) > len(reader.slots)
 
 
 def get_writer_values(structure: EdgeStructure, state: ExecutionState, w: int) -> Tensor:
     """What a group of writers writes in a run, `[1 or N, *plates, word, *shape]`."""
-    writer = structure.writer_groups[w]
-    spec = writer.spec
-    if not writer.is_part:
-        return state.values[spec.group.index]
-    context, parents = gather_parents(state, spec)
+    spec, is_part = structure.writer_groups[w].spec, structure.writer_groups[w].is_part
     linear = structure.get_linear_positions(spec)
-    parents = [torch.zeros_like(parent) if k in linear else parent for k, parent in enumerate(parents)]
-    return state.layout.pad_dims(evaluate_tpm(state, spec, context, parents), len(spec.shape))
+    return compute_constant(state, spec, linear) if is_part else state.values[spec.group.index]
 
 
 @torch.no_grad()
@@ -218,19 +152,22 @@ def compute_edge_patches(
     """
     table = edges.structure.edges
     node_patches, outcome_patches = dict[int, list[GroupPatch]](), dict[int, list[GroupPatch]]()
-    changed = WriterPass(run, differences, edges.structure, edges.reader_groups, edges.writer_units)
-    changed.compute_groups()
-    for r in edges.reader_groups:
-        rows, value = changed.compute_reader(r)
+    structure, readers, writers = edges.structure, edges.reader_groups, edges.writer_units
+    changes = build_linear_pass(run, differences, structure, readers, writers, Norms.EXACT)
+    groups = [structure.reader_groups[r] for r in readers]
+    ends = {reader.target.parents[k].index for reader in groups for k in reader.slots}
+    changes.compute(ends)
+    visible = {index: update_group(run, changes, index) for index in ends}
+    number_of = {writer: k for k, writer in enumerate(writers)}
+    for r, reader in zip(readers, groups, strict=True):
+        rows, value = compute_reader(run, changes, reader, visible)
         if not len(rows):
             continue
         part = edges.select(table.readers[edges.edges] == r)
-        reader = edges.structure.reader_groups[r]
         spec = reader.target
         num_words = count_words(run.examples.model, spec.group.index)
-        cells = torch.tensor(
-            [changed.cell_of[int(table.writers[k]), int(table.writer_units[k])] for k in part.edges.tolist()]
-        )
+        pairs = zip(table.writers[part.edges].tolist(), table.writer_units[part.edges].tolist(), strict=True)
+        cells = torch.tensor([number_of[pair] for pair in pairs])
         units = torch.from_numpy(table.reader_units[part.edges])
         words = torch.arange(num_words)[None].expand(len(cells), -1)
         row = rows.row_ids[cells[:, None], words]

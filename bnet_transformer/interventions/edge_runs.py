@@ -16,8 +16,8 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_int
 from bnet_transformer._core.naming import join_path, split_path
 from bnet_transformer._core.tensors import BoolArray
-from bnet_transformer.compiler.fused import find_residuals
-from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.gather import ExecutionState, gather_parents
+from bnet_transformer.compiler.linear import adds_units, find_residuals, is_norm, map_units
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestors
@@ -39,14 +39,7 @@ from bnet_transformer.interventions.circuit_runs import (
 )
 from bnet_transformer.interventions.edge_attribution import find_blocked_edges
 from bnet_transformer.interventions.edge_patches import get_writer_values
-from bnet_transformer.interventions.edges import (
-    READOUT,
-    EdgeStructure,
-    ReaderGroup,
-    adds_units,
-    is_wordwise_path,
-    map_units,
-)
+from bnet_transformer.interventions.edges import READOUT, EdgeStructure, ReaderGroup, is_wordwise_path
 from bnet_transformer.interventions.examples import (
     DEFAULT_MEMORY,
     Examples,
@@ -156,7 +149,7 @@ class ReaderView:
     def _compute_sum(self, index: int) -> Tensor | None:
         """The deviation of a sum of writers."""
         run = self.circuit.run
-        if index in run.structure.writer_index and not run.list_linear_parents(index):
+        if index in run.structure.writer_index and not run.structure.list_linear_parents(index):
             return self._select_writers(index)
         return self._multiply(self.circuit.get_sum(index))
 
@@ -187,10 +180,10 @@ class ReaderView:
     def _select_writers(self, index: int) -> Tensor:
         """The deviation of a group of writers without a sum: each unit is a writer."""
         run, total = self.circuit.run, None
-        spec, sizes = run.clean.network.specs[index], run.clean.network.graph.plate_sizes
+        spec = run.clean.network.specs[index]
         for w in run.list_changes(self.circuit.structure.writer_index[index]):
             change, mask = self._narrow(self.circuit.changes[w]), self.mask[:, :, slice(*run.first_columns[w : w + 2])]
-            factors = spread_units(mask, spec, run.clean.layout, sizes, change.dim())
+            factors = run.structure.spread_units(mask, spec, run.clean.layout, change.dim())
             total = _add(total, factors * change[:, None])
         assert total is not None
         return self._align_readers(total)
@@ -200,14 +193,14 @@ class ReaderView:
         structure, run = self.circuit.structure, self.circuit.run
         spec = run.clean.network.specs[index]
         total: Tensor | None = None
-        if run.is_norm.get(index, False):
+        if run.is_norm(index):
             total = self._compute_norm(spec)
         else:
-            for parent in run.list_linear_parents(index):
+            for parent in run.structure.list_linear_parents(index):
                 total = _add(total, self._map_parent(spec, parent))
         if index in structure.writer_index:
             total = _add(total, self._select_writers(index))
-        if total is not None and index in run.clean.patched and run.list_linear_parents(index):
+        if total is not None and index in run.clean.patched and run.structure.list_linear_parents(index):
             fixed, is_set = run.clean.patched[index]
             difference = self._narrow(fixed - run.corrupt.values[index])
             is_set = self._narrow(is_set.reshape(*is_set.shape, *[1] * (fixed.dim() - is_set.dim())))
@@ -229,7 +222,7 @@ class ReaderView:
     def _compute_norm(self, spec: NodeSpec) -> Tensor | None:
         """The deviation of a norm, whose scale depends on what the readers see."""
         corrupt = self.circuit.run.corrupt
-        parents = self.circuit.run.list_linear_parents(spec.group.index)
+        parents = self.circuit.structure.list_linear_parents(spec.group.index)
         if all(self.compute_deviation(parent) is None for parent in parents):
             return None
         visible = {index: self.compute_value(index) for index in parents}
@@ -241,16 +234,6 @@ class ReaderView:
         """A value at the needed word."""
         axis = self.circuit.run.clean.layout.word_dim + offset
         return value if self.word is None or value.shape[axis] == 1 else value.narrow(axis, self.word, 1)
-
-
-def spread_units(mask: Tensor, spec: NodeSpec, layout: TensorLayout, sizes: Mapping[str, int], dims: int) -> Tensor:
-    """A mask `[*cell, unit]` with the units along the plates of a group, in a layout of `dims` dims, cells first."""
-    plates, leading, shape = spec.group.plates, mask.shape[:-1], [1] * (dims - 1)
-    for plate in plates:
-        shape[layout.axis(plate) - 1] = sizes[plate]
-    order = sorted(range(len(plates)), key=lambda k: layout.axis(plates[k]))
-    grid = mask.reshape(*leading, *(sizes[plate] for plate in plates))
-    return grid.permute(*range(len(leading)), *(len(leading) + k for k in order)).reshape(*leading, *shape)
 
 
 def _add(total: Tensor | None, term: Tensor | None) -> Tensor | None:
@@ -337,40 +320,27 @@ class MaskedRun:
             index: find_residuals(specs[index], self.structure.get_linear_positions(specs[index])) for index in groups
         }
 
-    @cached_property
-    def is_norm(self) -> dict[int, bool]:
+    def is_norm(self, index: int) -> bool:
         """Whether a linear group contains the scale of a norm."""
-        norms = {}
-        with torch.no_grad():
-            for index in self.residuals:
-                spec = self.corrupt.network.specs[index]
-                if self.structure.get_linear_positions(spec):
-                    context, parents = gather_parents(self.corrupt, spec)
-                    norms[index] = spec.tpm.norm_scale(context, *parents) is not None
-        return norms
+        return is_norm(self.corrupt.network.specs[index]) and bool(self.structure.list_linear_parents(index))
 
     @cached_property
     def sums(self) -> frozenset[int]:
         """The linear groups that are sums of writers, each of which is mapped once for all readers."""
         sums = set[int]()
         for index in sorted(self.residuals):
-            parents = self.list_linear_parents(index)
+            parents = self.structure.list_linear_parents(index)
             is_set = index in self.clean.patched and bool(parents)
-            if is_set or self.is_norm.get(index, False):
+            if is_set or self.is_norm(index):
                 continue
             # Of a sum that a group maps, the product for each reader is cheaper than that for each writer.
             if all(self.is_mapped_writer(index, p) or (p in self.residuals[index] and p in sums) for p in parents):
                 sums.add(index)
         return frozenset(sums)
 
-    def list_linear_parents(self, index: int) -> list[int]:
-        """The linear parents of a group, each once."""
-        spec = self.corrupt.network.specs[index]
-        return list(dict.fromkeys(spec.parents[k].index for k in self.structure.get_linear_positions(spec)))
-
     def is_mapped_writer(self, index: int, parent: int) -> bool:
         """Whether a linear group maps a parent that is a writer and no sum."""
-        is_writer = parent in self.structure.writer_index and not self.list_linear_parents(parent)
+        is_writer = parent in self.structure.writer_index and not self.structure.list_linear_parents(parent)
         return is_writer and parent not in self.residuals[index]
 
     @cached_property
@@ -464,25 +434,17 @@ class CircuitValues:
             self.values[index] = self._evaluate(spec, readers, is_outcome=is_outcome)
         w = structure.writer_index.get(index)
         if w is not None:
-            self.changes[w] = self.values[index] - self._get_corrupt_part(spec, w)
+            corrupt = get_writer_values(structure, self.run.corrupt, w)
+            self.changes[w] = self.values[index] - corrupt
             if structure.writer_groups[w].is_part and is_outcome:  # the value contains the linear slots
-                self.changes[w] = self._evaluate(spec, readers, is_outcome=False) - self._get_corrupt_part(spec, w)
+                self.changes[w] = self._evaluate(spec, readers, is_outcome=False) - corrupt
             if self.run.ablation is not None:
                 left_out = self.run.ablation.apply(self.run.clean, index, self.values[index], self.run.corrupt)
-                self.changes[self.run.list_changes(w)[1]] = left_out - self._get_corrupt_part(spec, w)
+                self.changes[self.run.list_changes(w)[1]] = left_out - corrupt
 
     def _has_computed_parent(self, spec: NodeSpec) -> bool:
         """Whether a parent has a value that differs from the clean run."""
         return any(parent.index in self.values for parent in spec.parents)
-
-    def _get_corrupt_part(self, spec: NodeSpec, w: int) -> Tensor:
-        """What a group of writers writes in the corrupt run."""
-        if not self.structure.writer_groups[w].is_part:
-            return self.run.corrupt.values[spec.group.index]
-        context, parents = gather_parents(self.run.corrupt, spec)
-        linear = self.structure.get_linear_positions(spec)
-        zeroed = [torch.zeros_like(parent) if k in linear else parent for k, parent in enumerate(parents)]
-        return evaluate_group(self.run.corrupt, spec, context, zeroed)
 
     def _evaluate(self, spec: NodeSpec, readers: Sequence[int], *, is_outcome: bool) -> Tensor:
         """The value of a group in each circuit; for writers that are a part, without the linear slots."""
@@ -549,7 +511,7 @@ class CircuitValues:
         """What the writers before a sum, and in it, add to it."""
         if index not in self._sums:
             parts, residuals = list[WriterChanges](), self.run.residuals[index]
-            for parent in self.run.list_linear_parents(index):
+            for parent in self.structure.list_linear_parents(index):
                 if parent in residuals:
                     parts += [part.scale(residuals[parent]) for part in self.get_sum(parent)]
                 else:
@@ -572,7 +534,7 @@ class CircuitValues:
         spec = corrupt.network.specs[index]
         if adds_units(corrupt.network, spec, parent):
             state = replace(corrupt, values={**corrupt.values, parent: self.changes[w]})
-            mapped = map_units(state, self.structure, spec, parent).movedim(0, 1)
+            mapped = map_units(state, self.structure.get_linear_positions(spec), spec, parent).movedim(0, 1)
             return WriterChanges(self._get_columns(w), mapped)
         single = self._split_writers(w)
         mapped = self.map_linear(spec, {parent: single.values.flatten(0, 1)})
@@ -584,17 +546,9 @@ class CircuitValues:
 
     def _split_writers(self, w: int) -> WriterChanges:
         """What each writer of a group writes minus the corrupt run; zero at the positions of the others."""
-        spec, layout = self.structure.writer_groups[w % len(self.structure.writer_groups)].spec, self.run.clean.layout
-        change, sizes = self.changes[w], self.run.clean.network.graph.plate_sizes
-        columns = self._get_columns(w)
-        if not spec.group.plates:
-            return WriterChanges(columns, change[:, None])
-        shape = list(change.shape)
-        for plate in spec.group.plates:
-            shape[layout.axis(plate)] = sizes[plate]
-        mask = torch.eye(len(columns), dtype=change.dtype, device=change.device)
-        mask = spread_units(mask, spec, layout, sizes, change.dim())
-        return WriterChanges(columns, change.expand(shape)[:, None] * mask[None])
+        spec, change = self.structure.writer_groups[w % len(self.structure.writer_groups)].spec, self.changes[w]
+        split = self.structure.split_units(change, spec, self.run.clean.layout) if spec.group.plates else change[None]
+        return WriterChanges(self._get_columns(w), split.transpose(0, 1))
 
     def map_linear(self, spec: NodeSpec, deviations: Mapping[int, Tensor], word: int | None = None) -> Tensor:
         """The linear part of a group, applied to deviations of its linear parents; without the scale of a norm."""

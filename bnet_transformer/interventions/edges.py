@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from bnet_transformer._core.naming import ARROW, WORD, join_name, split_path
+from bnet_transformer._core.naming import ARROW, join_name, split_path
 from bnet_transformer._core.tensors import BoolArray, IntArray
-from bnet_transformer.compiler.gather import ExecutionState, gather_parents
+from bnet_transformer.compiler.linear import LinearStructure, is_aligned
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.graph import GroundGraph
@@ -100,24 +97,14 @@ class EdgeTable:
 
 
 @dataclass(frozen=True)
-class EdgeStructure:
-    """The writers, the readers and the edges of a net.
-
-    Args:
-        network: The net.
-        outcomes: The groups that are readouts.
-        leaves: Groups through which no chain continues, because `do` sets all their nodes.
-    """
-
-    network: Network
-    outcomes: tuple[int, ...]
-    leaves: frozenset[int] = frozenset()
+class EdgeStructure(LinearStructure):
+    """The writers, the readers and the edges of a net. Its outcomes are the readouts."""
 
     @classmethod
     def of_network(cls, network: Network) -> EdgeStructure:
         """The edges to the readouts of a net: the word-dependent groups without word-dependent children."""
         graph = network.graph
-        dependent = find_word_dependent(network)
+        dependent = cls(network).word_dependent
         ends = [i for i in sorted(dependent) if not any(edge.child in dependent for edge in graph.out_edges[i])]
         structure = cls(network, tuple(ends))
         structure.check_not_recurrent()
@@ -133,11 +120,6 @@ class EdgeStructure:
             raise BNetError("edges", expected=expected, actual=f"{name}, which is recurrent", hint=hint)
 
     @cached_property
-    def word_dependent(self) -> frozenset[int]:
-        """The groups whose value depends on the words."""
-        return find_word_dependent(self.network)
-
-    @cached_property
     def relevant(self) -> frozenset[int]:
         """The outcomes and their word-dependent ancestors; nothing passes through leaves."""
         visited, stack = set[int](), list(self.outcomes)
@@ -150,36 +132,9 @@ class EdgeStructure:
                 stack += [edge.parent for edge in self.network.graph.in_edges[index]]
         return frozenset(visited)
 
-    def is_vector(self, index: int) -> bool:
-        """Whether a group has real values that depend on the words."""
-        return index in self.word_dependent and not self.network.specs[index].tpm.is_index_valued
-
-    def get_linear_positions(self, spec: NodeSpec) -> tuple[int, ...]:
-        """The slots through which chains to a group continue."""
-        index = spec.group.index
-        if index not in self._linear_positions:
-            self._linear_positions[index] = self._find_linear_positions(spec)
-        return self._linear_positions[index]
-
-    @cached_property
-    def _linear_positions(self) -> dict[int, tuple[int, ...]]:
-        """The slots through which chains continue, by group."""
-        return {}
-
     def _find_linear_positions(self, spec: NodeSpec) -> tuple[int, ...]:
         """The slots that a TPM declares as linear, with vectors as parents."""
-        index = spec.group.index
-        if index in self.leaves or (spec.tpm.is_random and index not in self.outcomes):
-            return ()
-        linear = spec.tpm.linear_parents(*spec.tpm_parents)
-        return tuple(k for k in linear if self.is_vector(spec.parents[k].index))
-
-    def get_reading_positions(self, spec: NodeSpec) -> tuple[int, ...]:
-        """The slots in which chains to a group end."""
-        if spec.group.index in self.leaves:
-            return ()
-        linear = self.get_linear_positions(spec)
-        return tuple(k for k, p in enumerate(spec.parents) if k not in linear and self.is_vector(p.index))
+        return tuple(k for k in super()._find_linear_positions(spec) if self.is_vector(spec.parents[k].index))
 
     @cached_property
     def writer_groups(self) -> tuple[WriterGroup, ...]:
@@ -365,15 +320,6 @@ class EdgeStructure:
             mask |= (first[:, None] == second[None]).all(-1)
         return mask
 
-    def list_units(self, spec: NodeSpec) -> list[tuple[int, ...]]:
-        """The index of each unit of a group along its plates."""
-        sizes = self.network.graph.plate_sizes
-        return list(itertools.product(*(range(sizes[plate]) for plate in spec.group.plates)))
-
-    def count_units(self, spec: NodeSpec) -> int:
-        """The number of units of a group."""
-        return math.prod(self.network.graph.plate_sizes[plate] for plate in spec.group.plates)
-
     def get_writer_names(self, writer: int) -> list[str]:
         """The names of the writers of a group."""
         spec = self.writer_groups[writer].spec
@@ -386,20 +332,9 @@ class EdgeStructure:
         return [join_name(part.target.group.name, unit) + suffix for unit in self.list_units(part.target)]
 
 
-def find_word_dependent(network: Network) -> frozenset[int]:
-    """The inputs and their descendants."""
-    inputs = {spec.group.index for spec in network.specs if spec.tpm.kind == "input"}
-    return frozenset(inputs | set(network.graph.descendants(inputs)))
-
-
 def _get_channel(spec: NodeSpec, slot: int) -> str:
     """The name of a slot, without the mark of a collection."""
     return spec.parents[slot].slot.rstrip(".")
-
-
-def has_words(spec: NodeSpec) -> bool:
-    """Whether a group has a node for each word."""
-    return spec.group.word_stack is not None
 
 
 def is_wordwise_path(network: Network, reader: ReaderGroup) -> bool:
@@ -409,66 +344,7 @@ def is_wordwise_path(network: Network, reader: ReaderGroup) -> bool:
     slots += [
         (network.specs[i], k) for i in reader.chain for k, p in enumerate(network.specs[i].parents) if p.index in chain
     ]
-    return all(
-        spec.parents[k].reach.kind == "same" and WORD not in (*spec.parents[k].over, *dict(spec.parents[k].pick))
-        for spec, k in slots
-    )
-
-
-def list_linear_groups(structure: EdgeStructure, readers: Sequence[int]) -> list[int]:
-    """The writers and the linear groups before some readers, parents first."""
-    return sorted({index for r in readers for index in structure.reader_groups[r].chain})
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# What each unit of a group of writers adds to a group that sums over them: each head by its own matrix.
-#
-# The zeros of all other heads would be mapped too if each head were a full collection.
-
-
-def adds_units(network: Network, spec: NodeSpec, parent: int) -> bool:
-    """Whether a group adds one term for each unit of a parent group."""
-    plates = network.specs[parent].group.plates
-    slots = [slot for slot in spec.parents if slot.index == parent]
-    is_single = len(slots) == 1 and slots[0].over == plates != () and slots[0].reach.kind == "same"
-    is_plain = all(slot.over in ((), plates) and not slot.pick for slot in spec.parents)
-    return spec.tpm.adds_entries and is_single and is_plain
-
-
-def map_units(state: ExecutionState, structure: EdgeStructure, spec: NodeSpec, parent: int) -> Tensor:
-    """The term of each unit of a parent for which `adds_units` is true, `[unit, *layout, *shape]`.
-
-    Args:
-        state: The run, in which the parent has the values that are mapped.
-        structure: The edges of the net.
-        spec: The group that maps the parent.
-        parent: The parent group.
-
-    Returns:
-        The terms, without the constant of the map.
-    """
-    context, parents = gather_parents(state, spec)
-    linear, rank = structure.get_linear_positions(spec), state.layout.rank
-    inputs, zeros = [], []
-    for k, (slot, value) in enumerate(zip(spec.parents, parents, strict=True)):
-        count, event = len(slot.over), value.shape[rank + len(slot.over) :]
-        if k in linear:
-            zero = value.new_zeros([1] * (1 + rank + count) + list(event))
-            zeros.append(zero)
-            if slot.index != parent:
-                inputs.append(zero)
-                continue
-        entries = value[None]
-        if count:  # the units are a separate dim, and collections have one entry
-            sizes = [structure.network.graph.plate_sizes[plate] for plate in slot.over]
-            full = value.expand(*value.shape[:rank], *sizes, *event)
-            units = full.movedim(list(range(rank, rank + count)), list(range(count))).flatten(0, count - 1)
-            entries = units.reshape(*units.shape[: 1 + rank], *[1] * count, *event)
-        inputs.append(entries)
-        if k not in linear:
-            zeros.append(entries)
-    terms: Tensor = spec.tpm.value(context, *inputs) - spec.tpm.value(context, *zeros)
-    return terms
+    return all(is_aligned(spec.parents[k]) for spec, k in slots)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import numpy as np
 
 from bnet_transformer._core.checks import check_sequence
 from bnet_transformer._core.naming import ARROW, WORD, join_path, match_names, split_entries, split_path
+from bnet_transformer.compiler.linear import count_words
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup, count_from_start, find_family
 from bnet_transformer.interventions.cells import (
@@ -30,7 +31,7 @@ from bnet_transformer.interventions.cells import (
     parse_path,
     select_axes,
 )
-from bnet_transformer.interventions.edges import EDGES, EdgeStructure, has_words
+from bnet_transformer.interventions.edges import EDGES, EdgeStructure
 from bnet_transformer.interventions.examples import Examples
 from bnet_transformer.interventions.sweep_results import CellGrid
 from bnet_transformer.reference import GroundModel
@@ -88,9 +89,9 @@ def build_edge_cells(
         named = frozenset() if names is None else frozenset(by_cell)
         return PatchCells(at, axes, positions, labels, by_cell, edges=EdgeCells(structure, cells, edges), named=named)
     readers = [structure.reader_groups[r].target for r in table.readers[edges].tolist()]
-    counts = [examples.model.ground.word_counts[spec.group.word_stack] if has_words(spec) else 1 for spec in readers]
+    counts = [count_words(spec, examples.model.ground.word_counts) for spec in readers]
     positions[WORD] = tuple(range(max(counts)))
-    stacks = {spec.group.word_stack for spec in readers if has_words(spec)}
+    stacks = {spec.group.word_stack for spec in readers if spec.group.word_stack is not None}
     labels[WORD] = tuple(map(str, positions[WORD]))
     if len(stacks) == 1:
         labels |= label_positions(examples, {WORD: positions[WORD]}, {WORD: stacks.pop()})
@@ -98,7 +99,7 @@ def build_edge_cells(
     number, word = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     cells = number * len(positions[WORD]) + word
     names_by_cell = {
-        int(cell): _add_word(labels[EDGE][k], i) if has_words(readers[k]) else labels[EDGE][k]
+        int(cell): _add_word(labels[EDGE][k], i) if readers[k].group.word_stack is not None else labels[EDGE][k]
         for cell, (k, i) in zip(cells, pairs, strict=True)
     }
     by_word = EdgeCells(structure, cells, edges[number], word)

@@ -17,6 +17,7 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tensors import BoolArray, IntArray
 from bnet_transformer.compiler.evaluate import evaluate_tpm
 from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.linear import find_reached_words, is_norm
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.graph.traversal import find_reachable, mark_nodes
 from bnet_transformer.inference.do_values import Change
@@ -128,24 +129,33 @@ class SparseUpdate:
     compact_index: Mapping[int, Tensor] = field(default_factory=dict)
 
     def compute(
-        self, spec: NodeSpec, rows: RowIndex, *, as_distribution: bool = False, slots: Collection[int] | None = None
+        self,
+        spec: NodeSpec,
+        rows: RowIndex,
+        *,
+        as_distribution: bool = False,
+        slots: Collection[int] | None = None,
+        is_scale_fixed: bool = False,
     ) -> Tensor:
         """Compute some rows of a group, `[1 or N, *plates, row, *shape]`.
 
         With `as_distribution`, the result is `log P` or the mean of a random group. With `slots`, only these slots read
-        updated values; the other slots read the base run.
+        updated values; the other slots read the base run. With `is_scale_fixed`, the scale of a norm is that of the
+        base run.
         """
         wordwise = is_wordwise(self.base.network, spec)
         state, cells = (self.build_row_state(spec, rows), None) if wordwise else self._build_cell_state(spec, rows)
         context, parents = gather_parents(state, spec)
-        if slots is not None:
+        is_scale_fixed = is_scale_fixed and is_norm(spec)
+        if slots is not None or is_scale_fixed:
             base_update = SparseUpdate(self.base, {}, self.compact_index)
             base = base_update.build_row_state(spec, rows) if wordwise else base_update._build_cell_state(spec, rows)[0]
             _, base_parents = gather_parents(base, spec)
-            parents = [
-                new if k in slots else old for k, (new, old) in enumerate(zip(parents, base_parents, strict=True))
-            ]
-        if as_distribution:
+            pairs = enumerate(zip(parents, base_parents, strict=True))
+            parents = [new if slots is None or k in slots else old for k, (new, old) in pairs]
+        if is_scale_fixed:
+            values = spec.tpm.linear_value(context, spec.tpm.norm_scale(context, *base_parents), *parents)
+        elif as_distribution:
             values = summarize_distribution(spec, context, parents)
         else:
             values = evaluate_tpm(state, spec, context, parents)
@@ -368,12 +378,7 @@ def find_changed_positions(
         descends = np.zeros((num_cells, len(needed_words)), dtype=np.bool_)
         for parent in spec.parents:
             if parent.index in changed:
-                changed_words = changed[parent.index][1]
-                if parent.reach.kind == "same" or model.network.specs[parent.index].group.word_stack is None:
-                    descends |= changed_words
-                    continue
-                reads = parent.reach.matrix(len(needed_words), count_words(model, parent.index))  # [word, word read]
-                descends |= (changed_words.astype(np.float32) @ reads.T.astype(np.float32)) > 0
+                descends |= find_reached_words(parent, changed[parent.index][1], len(needed_words))
         descends &= needed_words & np.logical_not(needed.intervened_words.get(index, False))
         updated = descends | (patched_words[index] & needed_words) if index in patched_words else descends
         if updated.any():

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice
 from bnet_transformer._core.naming import SLICE, WORD, join_name, split_name
-from bnet_transformer._core.tensors import enable_gradients
-from bnet_transformer.compiler.fused import find_linear_groups, get_linear_positions, is_aligned
+from bnet_transformer._core.tensors import BoolArray, enable_gradients
 from bnet_transformer.compiler.gather import gather_parents
+from bnet_transformer.compiler.linear import is_aligned
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnknownNameError, UnsupportedError
 from bnet_transformer.graph import ancestors
@@ -27,17 +28,18 @@ from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.do_values import Zero
 from bnet_transformer.inference.posteriors import plan_log_evidence, plan_marginal_map
 from bnet_transformer.interventions.cells import find_attention_groups
+from bnet_transformer.interventions.linear_pass import multiply_parts
 from bnet_transformer.interventions.sweep import sweep
 from bnet_transformer.reference import GroundModel, get_fixed
 from bnet_transformer.residual_stream.linear_paths import (
-    ActiveWords,
-    GroupParts,
+    Addend,
+    Decomposition,
     LinearRun,
     Step,
+    Values,
     Writer,
     WriterTable,
     collect_writers,
-    decompose,
     list_writers,
 )
 from bnet_transformer.residual_stream.results import (
@@ -49,7 +51,7 @@ from bnet_transformer.residual_stream.results import (
     make_run,
     name_attention_row,
     parse_readout,
-    seed_readout,
+    pull_back_readout,
 )
 from bnet_transformer.tpm import Attention
 from bnet_transformer.tpm.attention import ScoredAttention
@@ -101,13 +103,12 @@ def compute_score_contributions(
     read = 1 if tpm.over == "keys" else 0
     run = _make_score_run(state, name, spec)
     row = _compute_row(run, spec, index)
-    word, norms = _get_word(spec, index), dict[str, None]()
     with torch.no_grad():
-        context, parents = gather_parents(run.execution, spec, word)
+        context, parents = gather_parents(run.execution, spec, _get_word(spec, index))
         matrices = tpm.attention_parents(tuple(parents))[2:]  # of a bilinear score, and the bias
         matrices = matrices if tpm.bias is None else matrices[:-1]
-        extra = [run.select_node(spec, index, x, 2)[..., None, :, :] for x in matrices]
-        vectors = _decompose_parents(run, spec, index, word, norms)
+        extra = [run.select_node(spec, index, x, 2)[0, None] for x in matrices]
+        norms, vectors = _decompose_parents(run, spec, index)
         (single_writers, single), (read_writers, collected) = vectors[1 - read], vectors[read]
         j = context.read_indices[spec.parents[read].slot]
         table = _score_pairs(tpm, single, collected, context.word, j, extra)
@@ -131,9 +132,9 @@ class ScoreRow:
 
     Args:
         words: The words.
-        scores: The scores, `[*states, word]`.
-        positions: The bias by distance, `[*states, word]`.
-        weights: The attention, `[*states, word]`.
+        scores: The scores, `[word]`.
+        positions: The bias by distance, `[word]`.
+        weights: The attention, `[word]`.
     """
 
     words: Tensor
@@ -175,14 +176,13 @@ def _compute_row(run: LinearRun, spec: NodeSpec, index: tuple[int, ...]) -> Scor
         positions = tpm.bias.compute_bias(table, context.word, j, from_key=tpm.over == "queries")
     words = mask.reshape(-1, mask.shape[-1])[0].nonzero().flatten()
     weights = tpm.normaliser.normalise(scores, mask)
-    rows = (run.select_node(spec, index, run.layout.pad_dims(x, 1), 1) for x in (scores, positions, weights))
-    return ScoreRow(words, *(run.expand_node_states(x, 1)[..., words] for x in rows))
+    return ScoreRow(words, *(run.select_node(spec, index, x, 1)[0, words] for x in (scores, positions, weights)))
 
 
 def _compute_score_effects(
     state: SentenceState, name: str, spec: NodeSpec, index: tuple[int, ...], row: ScoreRow, writers: tuple[Writer, ...]
 ) -> dict[str, Tensor]:
-    """The centred scores minus those of a run in which a writer is zero at all words, `[*states, word]` by writer."""
+    """The centred scores minus those of a run in which a writer is zero at all words, `[word]` by writer."""
     effects, tpm = {}, spec.tpm
     assert isinstance(tpm, ScoredAttention)
     for writer in dict.fromkeys(writers):
@@ -212,7 +212,7 @@ def _check_row(state: SentenceState, name: str, spec: NodeSpec, index: tuple[int
 def _score_pairs(
     tpm: ScoredAttention, single: Tensor, collected: Tensor, i: Tensor, j: Tensor, extra: list[Tensor]
 ) -> Tensor:
-    """The scores of all pairs of parts, `[*states, writer, writer, m]`, from `[*states, writer, (m,) d]`.
+    """The scores of all pairs of parts, `[writer, writer, m]`, from `[writer, (m,) d]`.
 
     A score is bilinear, so unit vectors give its matrix for each word of the collection.
     """
@@ -225,44 +225,36 @@ def _score_pairs(
     m, size = collected.shape[-2:]
     unit = torch.eye(size, dtype=collected.dtype, device=collected.device)[:, None].expand(size, m, size)
     rows = torch.eye(single.shape[-1], dtype=single.dtype, device=single.device)
-    matrix = torch.stack([score(row[None], unit) for row in rows], -3)  # [*states, d of the word, d collected, m]
+    matrix = torch.stack([score(row[None], unit) for row in rows], -3)  # [d of the word, d collected, m]
     left = torch.einsum("...qd,...dem->...mqe", single, matrix)
     return torch.einsum("...mqe,...kme->...qkm", left, collected)
 
 
 def _decompose_parents(
-    run: LinearRun, spec: NodeSpec, index: tuple[int, ...], word: int | None, norms: dict[str, None]
-) -> list[tuple[tuple[Writer, ...], Tensor]]:
-    """The writers and the parts of the parents in the first two slots, `[*states, writer, *collected, d]`."""
-    starts: dict[int, frozenset[int]] = {}
+    run: LinearRun, spec: NodeSpec, index: tuple[int, ...]
+) -> tuple[list[str], list[tuple[tuple[Writer, ...], Tensor]]]:
+    """The norms, and the writers and the parts of the parents in the first two slots, `[writer, *collected, d]`."""
+    word, starts = _get_word(spec, index), dict[int, BoolArray]()
     for parent in spec.parents[:2]:
-        stack = run.network.specs[parent.index].group.word_stack
-        words = range(0 if stack is None else run.execution.word_counts[stack])
-        read = run.find_read_words(spec, parent, () if word is None else (word,))
-        read = read if is_aligned(parent) else frozenset(words)
-        starts[parent.index] = starts.get(parent.index, frozenset()) | read
-    sides: dict[int, tuple[tuple[Writer, ...], Tensor]] = {}
-    for group, parts in decompose(run, starts, norms):
-        merged = parts.merge(run.layout.batch_dim)
-        for k in (0, 1):
-            parent = spec.parents[k]
-            if parent.index == group:
-                execution = replace(run.execution, values={**run.execution.values, group: merged})
-                value = gather_parents(execution, spec, word)[1][k]
-                value = run.select_node(spec, index, value, 1 + len(parent.over), keep_batch=True)
-                sides[k] = _drop_zero_biases(
-                    parts.writers, run.expand_node_states(value, 2 + len(parent.over)), run.layout.batch_dim
-                )
-    return [sides[0], sides[1]]
+        words = np.ones(run.count_words(parent.index), dtype=bool)
+        if word is not None and is_aligned(parent) and len(words) > 1:
+            words = np.arange(len(words)) == word
+        starts[parent.index] = starts.get(parent.index, words) | words
+    parts = Decomposition(run, starts)
+    sides = []
+    for k, parent in enumerate(spec.parents[:2]):
+        writers, block = parts.join(parent.index)
+        values = block[0].movedim(run.layout.word_dim - 1, 0)  # the writers as a batch
+        value = run.select_node(spec, index, run.gather(spec, {parent.index: values}, word)[1][k], 1 + len(parent.over))
+        sides.append(_drop_zero_biases(writers, value))
+    return run.list_norms(parts.forward.words), sides
 
 
-def _drop_zero_biases(writers: tuple[Writer, ...], parts: Tensor, writer_dim: int) -> tuple[tuple[Writer, ...], Tensor]:
-    """The writers and parts without biases that add nothing, such as those of other heads."""
-    is_used = parts.movedim(writer_dim, 0).flatten(1).any(-1).tolist()
+def _drop_zero_biases(writers: Sequence[Writer], parts: Tensor) -> tuple[tuple[Writer, ...], Tensor]:
+    """The writers and parts, `[writer, ...]`, without biases that add nothing, such as those of other heads."""
+    is_used = parts.flatten(1).any(-1).tolist()
     used = [k for k, writer in enumerate(writers) if writer.kind != "bias" or is_used[k]]
-    if len(used) == len(writers):
-        return writers, parts
-    return tuple(writers[k] for k in used), parts.index_select(writer_dim, torch.tensor(used, device=parts.device))
+    return tuple(writers[k] for k in used), parts[used]
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -275,144 +267,92 @@ def _drop_zero_biases(writers: tuple[Writer, ...], parts: Tensor, writer_dim: in
 VALUE_SLOT = 2  # of an Attention
 
 
-WriterKey = tuple[str, str]  # name and kind: the active words of a writer differ between branches
-
-
 @dataclass
 class _ValueBranch:
-    """The values of the heads of one attention.
+    """The values of the heads of one attention: a pass back from them, with one seed for each head.
 
     Args:
-        adjoints: Their adjoints at the first sums, `[seed, *layout, *shape]`; one seed for each index along the plates.
-        active: The words of these sums.
-        steps: The parts between these sums and the values, such as biases.
-        parts: The parts of all writers, `[*states, seed]`.
+        sums: The steps of the first sums.
+        between: The writers between these sums and the values, such as biases.
+        norms: The norms between them.
+        parts: The parts of all writers by name and kind, `[head]`.
     """
 
-    adjoints: dict[int, Tensor]
-    active: ActiveWords
-    steps: WriterTable
-    parts: dict[WriterKey, Tensor] = field(default_factory=dict)
+    sums: list[Step]
+    between: tuple[Writer, ...]
+    norms: list[str]
+    parts: dict[tuple[str, str], Tensor] = field(default_factory=dict)
 
     def add(self, writers: Sequence[Writer], parts: Tensor) -> None:
-        """Add parts, `[*states, seed, writer]`, to those of their writers."""
-        for k, writer in enumerate(writers):
+        """Add parts, `[head, writer]`, to those of their writers."""
+        for writer, part in zip(writers, parts.unbind(1), strict=True):
             key = writer.name, writer.kind
-            self.parts[key] = self.parts[key] + parts[..., k] if key in self.parts else parts[..., k]
+            self.parts[key] = self.parts[key] + part if key in self.parts else part
 
 
 def compute_paths(state: SentenceState, name: str, readout: Readout) -> PathContributions:
     """The parts of the paths through the values of each head."""
     run = _make_path_run(state, readout)
-    seed = seed_readout(run, readout)
-    steps = list(run.pull_back(seed.adjoints, seed.active))
-    heads = [step for step in steps if step.kind == "attention"]
-    if not heads:
-        raise _no_heads_error(run)
-    direct = collect_writers(run, heads, 1)
-    branches = [_follow_values(run, step) for step in reversed(heads)]
-    starts: dict[int, frozenset[int]] = {}
-    for branch in branches:
-        starts |= {index: starts.get(index, frozenset()) | branch.active[index] for index in branch.adjoints}
-    norms: dict[str, None] = {}
-    writers: dict[WriterKey, Writer] = {}
-    for index, parts in decompose(run, starts, norms):
-        writers |= {(writer.name, writer.kind): writer for writer in parts.writers}
+    back = pull_back_readout(run, readout)
+    pairs = [(step, addend) for step in back.steps for addend in step.addends if addend.kind == "attention"]
+    if not pairs:
+        raise UnsupportedError(f"{run.subject}, paths=2", expected="a readout that reads heads", hint="Use paths=1")
+    heads = [writer for step, addend in pairs for writer in list_writers(run, step.spec, addend, step.words).values()]
+    branches = [_follow_values(run, step, addend) for step, addend in pairs]
+    starts: dict[int, BoolArray] = {}
+    for step in (step for branch in branches for step in branch.sums):
+        starts[step.spec.group.index] = starts.get(step.spec.group.index, step.words) | step.words
+    decomposition = Decomposition(run, starts)
+    axis, words = run.layout.word_dim, decomposition.forward.words
+    for index in starts:
+        writers, block = decomposition.join(index)
         for branch in branches:
-            if index in branch.adjoints:
-                word = run.get_word(index, branch.active)
-                branch.add(parts.writers, _project_parts(run, parts, branch.adjoints[index], word))
+            for step in (step for step in branch.sums if step.spec.group.index == index):
+                every = np.arange(len(step.words))
+                needed = every == (every if step.word is None else step.word)
+                branch.add(writers, multiply_parts(step.adjoint, block, axis, needed, words[index])[0])
+    order = {run.network.graph.groups[index].name: k for k, index in enumerate(run.linear_groups)}
+    listed = [*(writer for branch in branches for writer in branch.between), *decomposition.writers]
+    by_key = {(writer.name, writer.kind): writer for writer in sorted(listed, key=lambda writer: order[writer.group])}
+    values = []
     for branch in branches:
-        branch.add(branch.steps.writers, branch.steps.values.sum(-1).movedim(0, -2))
-        writers |= {(writer.name, writer.kind): writer for writer in branch.steps.writers}
-        norms |= dict.fromkeys(branch.steps.norms)
-    order = {run.network.graph.groups[index].name: k for k, index in enumerate(reversed(run.linear_groups))}
-    writers = dict(sorted(writers.items(), key=lambda item: order[item[1].group]))
-    norms |= dict.fromkeys((*collect_writers(run, steps, 1).norms, *seed.norms))
-    values = torch.cat([_stack_parts(branch, [*writers]) for branch in branches], -2)  # [*states, head, writer]
-    heads_and_writers = direct.writers, tuple(writers.values())
-    return PathContributions(name, tuple(norms), readout.label, *heads_and_writers, values)
-
-
-def _stack_parts(branch: _ValueBranch, keys: Sequence[WriterKey]) -> Tensor:
-    """The parts of a branch as a table, `[*states, seed, writer]`; zero for a writer that it does not read."""
-    zero = torch.zeros_like(next(iter(branch.parts.values())))
-    return torch.stack([branch.parts.get(key, zero) for key in keys], -1)
+        zero = torch.zeros_like(next(iter(branch.parts.values())))  # of writers that these heads do not read
+        values.append(torch.stack([branch.parts.get(key, zero) for key in by_key], -1))
+    between = (norm for branch in branches for norm in branch.norms)
+    norms = dict.fromkeys((*run.list_norms(words), *between, *back.norms))
+    axes = tuple(heads), tuple(by_key.values())
+    return PathContributions(name, tuple(norms), readout.label, *axes, torch.cat(values))
 
 
 def _make_path_run(state: SentenceState, readout: Readout) -> LinearRun:
     """The run with the values on the linear paths to a readout and to the values of all heads that it reads."""
-    run, specs = make_run(state, readout), state.network.specs
-    reached = find_linear_groups(run.network, run.groups, run.set_groups)
-    attention = [i for i in reached if specs[i].tpm.has_attention and i not in run.set_groups]
-    if not attention:
-        raise _no_heads_error(run)
-    for spec in (specs[i] for i in attention):
+    run = make_run(state, readout)
+    specs = [state.network.specs[index] for index in run.linear_groups if index not in run.structure.leaves]
+    attention = [spec for spec in specs if spec.tpm.has_attention]
+    for spec in attention:
         if not isinstance(spec.tpm, Attention):
             actual = f"{spec.group.name} with the TPM {type(spec.tpm).__name__}"
             raise UnsupportedError(f"{run.subject}, paths=2", expected="heads with an Attention", actual=actual)
-    return make_run(state, readout, {specs[i].parents[VALUE_SLOT].index for i in attention})
+    return make_run(state, readout, {spec.parents[VALUE_SLOT].index for spec in attention})
 
 
-def _no_heads_error(run: LinearRun) -> UnsupportedError:
-    """The error for a readout without heads, or whose heads are all set."""
-    return UnsupportedError(f"{run.subject}, paths=2", expected="a readout that reads heads", hint="Use paths=1")
-
-
-def _follow_values(run: LinearRun, step: Step) -> _ValueBranch:
+def _follow_values(run: LinearRun, step: Step, addend: Addend) -> _ValueBranch:
     """The branch of an attention: a pass back from its values to the first sums."""
-    spec, layout = step.spec, run.layout
-    assert isinstance(spec.tpm, Attention)
-    is_narrow = step.adjoint.shape[layout.word_dim + 1] == 1 and len(step.words) == 1
-    word = step.words[0] if is_narrow and spec.group.word_stack is not None else None
-    value = spec.parents[VALUE_SLOT]
-    active = run.find_active_words({value.index: run.find_read_words(spec, value, step.words)})
-    linear_map = run.make_linear_map(spec, word)
-    _, parents, leaves = run.gather_leaves(spec, (VALUE_SLOT,), word, active)
-    heads = list(list_writers(run, spec, step.kind, step.words, step.nodes))
-    gradients = run.compute_adjoints(linear_map.evaluate(*parents), leaves, _split_heads(run, step)[heads], active)
-    sums = _find_sums(run, value.index)
-    steps = list(run.pull_back(gradients, active, sums))
-    adjoints = {item.spec.group.index: item.adjoint for item in steps if item.spec.group.index in sums}
-    return _ValueBranch(adjoints, active, collect_writers(run, steps, len(gradients[value.index])))
+    spec = step.spec
+    heads = [*list_writers(run, spec, addend, step.words)]
+    seeds = run.structure.split_units(addend.mask(step.adjoint[0]), spec, run.layout)[heads]
+    sums, between = run.structure.find_sums([spec.parents[VALUE_SLOT].index], run.execution.patched)
 
+    def read(values: Values) -> Tensor:
+        return run.evaluate(spec, (VALUE_SLOT,), values, step.word)
 
-def _split_heads(run: LinearRun, step: Step) -> Tensor:
-    """The adjoint of an attention with one seed for each index along its plates, `[seed, *layout, *shape]`."""
-    seeds = step.adjoint
-    for axis in (run.layout.axis(plate) for plate in step.spec.group.plates):
-        size = seeds.shape[axis + 1]
-        unit = torch.eye(size, dtype=seeds.dtype, device=seeds.device)
-        shape = [1] * seeds.dim()
-        shape[axis + 1] = size
-        seeds = (seeds[:, None] * unit.reshape(size, *shape[1:])[None]).flatten(0, 1)
-    return seeds
-
-
-def _find_sums(run: LinearRun, start: int) -> set[int]:
-    """The first groups before a group that add several parents, or that are writers; between them is one path."""
-    sums, stack = set(), [start]
-    while stack:
-        spec = run.network.specs[stack.pop()]
-        parents = {spec.parents[k].index for k in get_linear_positions(spec, run.set_groups)}
-        if len(parents) == 1 and spec.group.index not in run.execution.patched:
-            stack += parents
-        else:
-            sums.add(spec.group.index)
-    return sums
-
-
-def _project_parts(run: LinearRun, parts: GroupParts, adjoint: Tensor, word: int | None) -> Tensor:
-    """The products of parts with adjoints, `[seed, *layout, *shape]`, as `[*states, seed, writer]`."""
-    dim, products = run.layout.batch_dim, []
-    rows = adjoint.squeeze(dim + 1).movedim(0, dim)  # [*states, seed, *plates, word, *shape]
-    for _, block in parts.blocks:
-        narrow = run.narrow_words(block, word)
-        sizes = adjoint.shape[dim + 2 :]
-        narrow = narrow.expand(*narrow.shape[: dim + 1], *sizes)
-        products.append(rows.flatten(dim + 1) @ narrow.flatten(dim + 1).mT)
-    states = [max(product.shape[k] for product in products) for k in range(dim)]
-    return torch.cat([product.expand(*states, *product.shape[dim:]) for product in products], -1)
+    _, steps = run.pull_back(spec, (VALUE_SLOT,), step.words, step.word, read, seeds, sums)
+    by_group = {step.spec.group.index: step for step in steps}
+    table = collect_writers(run, [by_group[index] for index in between], len(heads))
+    norms = run.list_norms({index: by_group[index].words for index in between})
+    branch = _ValueBranch([by_group[index] for index in sums], table.writers, norms)
+    branch.add(table.writers, table.values.sum(-1))
+    return branch
 
 
 @enable_gradients()
@@ -444,11 +384,9 @@ def compute_contributions(
     if paths == 2:
         return replace(compute_paths(state, name, readout), choices=choices, choice_prob=prob, digest=digest)
     run = make_run(state, readout)
-    value, constant, seeds, active, norms = seed_readout(run, readout)
-    table = collect_writers(run, run.pull_back(seeds, active), 1, split_reads=True)
-    table = _add_constant(table, readout, constant)
+    value, constant, steps, norms = pull_back_readout(run, readout)
+    table = _add_constant(collect_writers(run, steps, 1, split_reads=True), readout, constant)
     effects = _compute_effects(state, name, readout, table.writers, value) if exact else None
-    norms = (*table.norms, *norms)
     parts = table.writers, table.words, table.values[0]
     special = (*state.encoded.flag_special_tokens(state.network), False)  # the last entry is for nodes without words
     numbers = *parts, value, effects, readout, special
@@ -461,26 +399,32 @@ def fix_choices(state: SentenceState, node: int) -> tuple[SentenceState, dict[st
     The contributions are of this state, because an average over the states would be of no run of the net.
 
     Returns:
-        The sentence with these choices set, as are the others of their groups, on which the node does not depend; the
-        state of each choice, by name; and the posterior probability of the joint state.
+        The sentence with these choices set, as are those of groups before the node, on which the node does not depend;
+        the state of each choice, by name; and the posterior probability of the joint state.
 
     Raises:
         BudgetError: The choices have too many joint states.
     """
-    ground, model = state.ground, state.model
+    ground, model, network = state.ground, state.model, state.network
+    known, index = get_fixed(model, state.evidence), ground.group_of(node).index
     choices = state.evaluator.find_open_choices(sorted(ground.parents(node)))
-    if not choices:
+    groups = {ground.group_of(choice).index for choice in choices} | network.graph.ancestral_set([index]) - {index}
+    specs = [network.specs[i] for i in sorted(groups) if network.specs[i].tpm.is_random]
+    discrete = [spec.group for spec in specs if spec.tpm.kind == "discrete"]
+    nodes = {node for group in discrete for node in ground.select_nodes(group).tolist()} - state.interventions.keys()
+    if nodes <= known.keys():
         return state, {}, 1.0
-    query = state.query(choices)
-    choices, (states,), (log_prob,) = plan_marginal_map(query, 1).run()
-    known = {**dict(zip(choices, states, strict=True)), **get_fixed(model, state.evidence)}
-    groups = {ground.group_of(choice) for choice in choices}
-    nodes = {node for group in groups for node in ground.select_nodes(group).tolist()} - state.interventions.keys()
+    by_name, prob = dict[str, int](), 1.0
+    if choices:
+        query = state.query(choices)
+        choices, (states,), (log_prob,) = plan_marginal_map(query, 1).run()
+        known = {**dict(zip(choices, states, strict=True)), **known}
+        by_name = {ground.name(choice): int(state) for choice, state in zip(choices, states, strict=True)}
+        prob = float((log_prob - plan_log_evidence(replace(query, nodes=())).run()).exp())
     interventions = {**state.interventions, **{node: known.get(node, torch.tensor(0)) for node in nodes}}
     evidence = {node: value for node, value in state.evidence.items() if node not in nodes}
     fixed = replace(state, interventions=interventions, evidence=evidence, previous=state.evaluator)
-    by_name = {ground.name(choice): int(state) for choice, state in zip(choices, states, strict=True)}
-    return fixed, by_name, float((log_prob - plan_log_evidence(replace(query, nodes=())).run()).exp())
+    return fixed, by_name, prob
 
 
 def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> WriterTable:
@@ -495,7 +439,7 @@ def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> Wri
     column = table.values.new_zeros(*table.values.shape[:-2], 1, len(table.words))
     column[..., 0, -1] = constant
     values = torch.cat([table.values, column], -2)
-    return WriterTable((*table.writers, writer), table.words, values, table.norms)
+    return WriterTable((*table.writers, writer), table.words, values)
 
 
 # the exact effects

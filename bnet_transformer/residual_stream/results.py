@@ -16,8 +16,9 @@ from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.naming import join_name
 from bnet_transformer._core.results import Fields
 from bnet_transformer._core.stats import EffectTable, SentenceValues
-from bnet_transformer._core.tensors import enable_gradients, is_dense, rank_by_size, to_numpy
+from bnet_transformer._core.tensors import is_dense, rank_by_size, to_numpy
 from bnet_transformer._core.tokens import distinguish
+from bnet_transformer.compiler.linear import evaluate_affine
 from bnet_transformer.data.encode import encode_value, to_reals
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import NOT_GIVEN, BNetError, UnknownNameError, UnsupportedError, unknown_name_error
@@ -26,7 +27,7 @@ from bnet_transformer.graph.template_graph import get_attention_name
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.inference.posteriors import plan_state_probs
 from bnet_transformer.interventions.cells import find_attention_groups
-from bnet_transformer.residual_stream.linear_paths import ActiveWords, LinearRun, Writer, format_norm
+from bnet_transformer.residual_stream.linear_paths import LinearRun, Step, Values, Writer
 from bnet_transformer.tpm import Attention
 
 if TYPE_CHECKING:
@@ -571,9 +572,8 @@ def _parse_state(state: SentenceState, label_node: int | None, name: str, size: 
     return item
 
 
-@enable_gradients()
 def compute_readout(state: SentenceState, name: str, readout: ReadoutDirection) -> Tensor | None:
-    """The value of the same readout in another sentence, `[*states]`; None if its node is set or has another size."""
+    """The value of the same readout in another sentence, a number; None if its node is set or has another size."""
     model = state.model
     node = model.ground.id(name)
     group, index = model.ground.unravel_index(node)
@@ -583,7 +583,7 @@ def compute_readout(state: SentenceState, name: str, readout: ReadoutDirection) 
         return None
     direction = readout.direction.to(state.network.device, state.network.dtype)
     moved = Readout(direction, readout.label, readout.states, node, spec, index)
-    return seed_readout(make_run(state, moved), moved).value
+    return evaluate_readout(make_run(state, moved), moved, {})[0].detach()
 
 
 def make_run(state: SentenceState, readout: Readout, further_groups: Collection[int] = ()) -> LinearRun:
@@ -595,50 +595,52 @@ def make_run(state: SentenceState, readout: Readout, further_groups: Collection[
     return LinearRun(state, f"contributions to {name}", groups, frozenset(outputs))
 
 
-class ReadoutSeed(NamedTuple):
-    """The start of a pass back from a readout.
+def evaluate_readout(run: LinearRun, readout: Readout, values: Values) -> Tensor:
+    """The readout from some given values of the linear parents, and its constant, `[2]`."""
+    spec, slots = readout.spec, readout.spec.tpm.linear_parents(*readout.spec.tpm_parents)
+    if isinstance(spec.tpm, Attention):
+        raise UnsupportedError(run.subject, expected="a readout", actual="an Attention", hint="Use a later node")
+    context, base = run.gather(spec, {}, readout.word)
+    parents = run.gather(spec, values, readout.word)[1]
+    # The batch has the values and zeros, so that a large matrix of logits is read once for the value and the constant.
+    pairs = enumerate(zip(parents, base, strict=True))
+    mixed = [torch.cat([new, torch.zeros_like(new)]) if k in slots else old for k, (new, old) in pairs]
+    states = readout.states
+    if states is not None:
+        entries = torch.tensor(states, device=mixed[0].device)
+        if (selected := spec.tpm.select_entries(entries, context, *mixed)) is not None:
+            context, mixed, states = selected[0], [*selected[1]], tuple(range(len(states)))
+    value = evaluate_affine(run.execution, spec, context, mixed, base, readout.word)
+    return _project(run.select_node(spec, readout.index, value, 1), readout.direction, states)
+
+
+class ReadoutSteps(NamedTuple):
+    """The pass back from a readout.
 
     Args:
-        value: The readout, `[*states]`.
-        bias: Its constant, `[*states]`.
-        adjoints: Its derivative with respect to the linear parents, `[1, *layout, *shape]`.
-        active: The words of each group on which it depends.
-        norms: The name of the node if it is a norm, whose scale is held fixed.
+        value: The readout, a number.
+        constant: Its bias, a number.
+        steps: The groups on the paths, parents first.
+        norms: The norms on the paths.
     """
 
     value: Tensor
-    bias: Tensor
-    adjoints: dict[int, Tensor]
-    active: ActiveWords
+    constant: Tensor
+    steps: list[Step]
     norms: tuple[str, ...]
 
 
-def seed_readout(run: LinearRun, readout: Readout) -> ReadoutSeed:
-    """The value of a readout and its derivative."""
-    spec, layout = readout.spec, run.layout
-    positions = spec.tpm.linear_parents(*spec.tpm_parents)
-    if isinstance(spec.tpm, Attention):
-        raise UnsupportedError(run.subject, expected="a readout", actual="an Attention", hint="Use a later node")
-    words = () if readout.word is None else (readout.word,)
-    starts: dict[int, frozenset[int]] = {}
-    for parent in (spec.parents[k] for k in positions):
-        read = run.find_read_words(spec, parent, words)
-        starts[parent.index] = starts.get(parent.index, frozenset()) | read
-    active = run.find_active_words(starts)
-    entries = None if readout.states is None else torch.tensor(readout.states, device=run.execution.device)
-    linear_map = run.make_linear_map(spec, readout.word, entries)
-    _, parents, leaves = run.gather_leaves(spec, positions, readout.word, active)
-    # The batch has the values and zeros, so that a large matrix of logits is read once for the value and the bias.
-    inputs = [
-        torch.cat([x, torch.zeros_like(x)], layout.batch_dim) if k in positions else linear_map.parents[k]
-        for k, x in enumerate(parents)
-    ]
-    pair = run.select_node(spec, readout.index, linear_map.evaluate(*inputs), 1, keep_batch=True)
-    states = None if readout.states is None else tuple(range(len(readout.states)))
-    scalar, bias = _project(pair, readout.direction, states if linear_map.has_entries else readout.states).unbind(-1)
-    gradients = run.compute_adjoints(scalar, leaves, torch.ones_like(scalar)[None], active)
-    norms = (format_norm(spec, words),) if linear_map.is_norm else ()
-    return ReadoutSeed(scalar.detach(), bias.detach(), gradients, active, norms)
+def pull_back_readout(run: LinearRun, readout: Readout) -> ReadoutSteps:
+    """The adjoints of the groups on the paths to a readout."""
+    spec, word = readout.spec, readout.word
+    words = np.array([i == (word or 0) for i in range(run.count_words(spec.group.index))])
+    slots = spec.tpm.linear_parents(*spec.tpm_parents)
+    seeds = torch.tensor([[1.0, 0.0]], dtype=readout.direction.dtype, device=readout.direction.device)
+    output, steps = run.pull_back(
+        spec, slots, words, word, lambda values: evaluate_readout(run, readout, values), seeds
+    )
+    norms = run.list_norms({**{step.spec.group.index: step.words for step in steps}, spec.group.index: words})
+    return ReadoutSteps(output[0], output[1], steps, tuple(norms))
 
 
 def _project(vector: Tensor, direction: Tensor, states: tuple[int, ...] | None) -> Tensor:
