@@ -10,7 +10,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.graph import topological_order
 from bnet_transformer.interventions import Mean, Project, Scale, Set, Shift, Swap, Zero
-from tests.cases import CASES, close
+from tests.cases import CASES, close, get_case
 from tests.sweep_oracle import D, Oracle, get_outputs, get_refusal, make_metric, make_pair, with_values
 
 INTERVENTIONS = (
@@ -106,3 +106,28 @@ def test_a_sweep_takes_every_intervention(case, kind):
         result = bt.sweep(intervention, corrupt, at=at, metric=make_metric(outputs))
         for k, members in enumerate(([nodes[0]], [nodes[-1]], nodes) if len(cells) == 3 else ([nodes[0]], nodes)):
             close(float(result.outcomes[k, 0]), oracle.evaluate(change_values(members, formula)))
+
+
+@pytest.mark.parametrize("name", ["chapter, two slices", "vanilla encoder", "recurrent", "encoder, pre-norm"])
+def test_do_takes_every_intervention_also_on_entries(name):
+    clean, corrupt = make_pair(get_case(name))
+    clean, corrupt = ((s.do(c=1) if "c" in s.ground.template.by_stem else s) for s in (clean, corrupt))
+    role = choose_roles(clean.net, name, 1)[0]
+    groups = clean.ground.template.by_stem[role]
+    nodes = [node for group in groups for node in corrupt.ground.select_nodes(group).tolist()]
+    shape, names = clean.net.network.specs[groups[0].index].shape, [corrupt.ground.name(node) for node in nodes]
+    runs = [reference.ReferenceRun(s.state.model, {}) for s in (clean, corrupt)]
+    entries = sorted({0, math.prod(shape) - 1})
+    for kind in INTERVENTIONS:
+        intervention, formula = make_intervention(kind, shape, clean, [clean, corrupt])
+
+        def at_entries(v, other, mean, formula=formula):
+            flat = v.reshape(-1).clone()
+            flat[entries] = formula(v, other, mean).reshape(-1)[entries]
+            return flat.reshape(v.shape)
+
+        for key, rule in ((role, formula), (f"{role}{list(entries)}", at_entries)):
+            expected, patched = change_values(nodes, rule)(*runs), corrupt.do({key: intervention})
+            for node, node_name in zip(nodes, names, strict=True):
+                close(patched.state.model.do[node], expected[node])
+                assert torch.equal(patched[node_name], patched.state.model.do[node])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_seed, set_frozen
-from bnet_transformer._core.naming import WORD
+from bnet_transformer._core.naming import WORD, split_entries
 from bnet_transformer._core.tensors import copy_to_tensor
 from bnet_transformer.data.encode import encode_value, suggest_do, to_reals
 from bnet_transformer.declare import NodeSpec
@@ -431,33 +431,57 @@ class Set(Within):
 
 
 @dataclass(frozen=True)
-class WithConstant(Change):
-    """A change of one node whose constant comes from another run, also of only some entries of the value.
+class Entries(Within):
+    """Some entries of a value become those of another intervention, as of `"x_1_2[3]"` in `do`.
 
     Args:
-        change: The change; None for the constant as the value.
-        constant: The constant, `[*shape]`.
-        entries: The entries that change, in row-major order; None (default) for all.
+        basis: The indices of the entries, `[k]`.
+        target: A change, `Zero()`, `Mean(sentences)` or a sentence.
     """
 
-    change: Change | None
-    constant: Tensor
-    entries: Sequence[int] | None = None
+    basis: Tensor
+    target: Any
 
     def check(self, name: str, spec: NodeSpec) -> None:
-        if self.change is not None:
-            self.change.check(name, spec)
+        if isinstance(self.target, Attend) or (isinstance(self.target, Mean) and not self.target.sentences):
+            expected = "a number, numbers, a sentence, Zero(), Mean(sentences) or a change, for entries"
+            raise EvidenceError(name, expected=expected, actual=type(self.target).__name__)
+        super().check(name, spec)
+        if isinstance(self.target, Change):
+            self.target.check(name, spec)
+
+    def get_constant(self, name: str, value: Tensor) -> Tensor:
+        if not isinstance(self.target, Change):
+            return super().get_constant(name, value)
+        constant = self.target.get_constant(name, value)
+        return torch.zeros_like(value) if constant is None else constant
+
+    def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
+        if isinstance(self.target, Change):
+            constant = self.target.apply(value, shape, constant)
+        return super().apply(value, shape, constant)
+
+
+@dataclass(frozen=True)
+class WithConstant(Change):
+    """A change of one node whose constant comes from another run.
+
+    Args:
+        change: The change.
+        constant: The constant, `[*shape]`.
+    """
+
+    change: Change
+    constant: Tensor
+
+    def check(self, name: str, spec: NodeSpec) -> None:
+        self.change.check(name, spec)
 
     def get_constant(self, name: str, value: Tensor) -> Tensor:
         return self.constant
 
     def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
-        result = self.constant if self.change is None else self.change.apply(value, shape, constant)
-        if self.entries is None:
-            return result
-        index = torch.tensor(self.entries, device=value.device)
-        flat = value.flatten().index_copy(0, index, result.to(value).flatten()[index])
-        return flat.reshape(value.shape)
+        return self.change.apply(value, shape, constant)
 
 
 ORTHONORMAL_TOLERANCE = 1e-4  # above the rounding errors of a basis that was computed in single precision
@@ -492,6 +516,32 @@ def _check_shape(name: str, kind: str, tensor: Tensor, shape: tuple[int, ...]) -
     if tuple(tensor.shape) != shape:
         actual = f"shape {tuple(tensor.shape)}"
         raise EvidenceError(name, expected=f"{kind} of shape {shape}", actual=actual)
+
+
+def parse_entries(values: Mapping[str, object]) -> dict[str, object]:
+    """The interventions of `do` by the names of nodes, with entries in brackets as a change of the value.
+
+    Args:
+        values: The interventions by name, such as `"x_1_2"` or `"x_1_2[3, 5]"`.
+
+    Returns:
+        The interventions by name, without brackets.
+
+    Raises:
+        EvidenceError: Two names set entries of the same nodes.
+    """
+    result: dict[str, object] = {}
+    for name, value in values.items():
+        nodes, entries = split_entries(name) if isinstance(name, str) else (name, None)
+        if nodes in result:
+            hint = f"Set all entries at once, as {nodes}[0, 1], or call do again"
+            raise EvidenceError(f"do: {name!r} sets {nodes}, which has another value already", hint=hint)
+        if entries is not None:
+            is_whole = isinstance(value, Zero | Mean | Attend) or has_node_values(value)
+            change = as_change(value)
+            value = Entries(torch.tensor(entries), value if is_whole else change or Set(value, list(entries)))
+        result[nodes] = value
+    return result
 
 
 def is_relative(value: object) -> bool:

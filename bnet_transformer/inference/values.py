@@ -25,7 +25,7 @@ from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError, format_count, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeFamily, NodeSelection, find_family
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.do_values import is_relative, resolve_relative, resolve_value
+from bnet_transformer.inference.do_values import is_relative, parse_entries, resolve_relative, resolve_value
 from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, find_mixed_type_fault, find_slowest
 from bnet_transformer.inference.query import (
     MAX_DIMS,
@@ -728,7 +728,7 @@ class SentenceState:
         Returns:
             A value or an attention row for each node.
         """
-        requested = expand_names(self.model, "do", nodes)
+        requested = expand_names(self.model, "do", parse_entries(nodes))
         relative = {node: value for node, value in requested.items() if is_relative(value)}
         result = {n: resolve_value(self.model, n, value) for n, value in requested.items() if n not in relative}
         if not relative:

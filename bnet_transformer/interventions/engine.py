@@ -20,7 +20,7 @@ from bnet_transformer.compiler.gather import ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.errors import EvidenceError, UnsupportedError
 from bnet_transformer.graph import ancestors, topological_order
-from bnet_transformer.inference.do_values import Change, WithConstant, resolve_relative
+from bnet_transformer.inference.do_values import Change, Entries, WithConstant, resolve_relative
 from bnet_transformer.inference.plan import Obstacle
 from bnet_transformer.inference.posteriors import plan_joint, plan_posterior
 from bnet_transformer.inference.query import Query
@@ -267,7 +267,13 @@ class SequentialSweep:
     ) -> dict[int, Tensor]:
         """The values of nodes in example `n` after the change, whose constants are given, of all or of some entries."""
         nodes = values if self.change is not None else entries
-        changes = {node: WithConstant(self.change, values[node], entries.get(node)) for node in nodes}
+        changes: dict[int, Change] = {}
+        for node in nodes:
+            change, index = self.change and WithConstant(self.change, values[node]), entries.get(node)
+            if index is not None:
+                change = Entries(torch.tensor(index), change or values[node])
+            assert change is not None
+            changes[node] = change
         fixed = {node: value for node, value in values.items() if node not in changes}
         model, module = self.base.models[n], self.base.module
 
