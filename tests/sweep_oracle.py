@@ -9,7 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import find_default_output
-from bnet_transformer.inference.do_values import Mean, Noise, Project, Scale, Set, Swap, Zero
+from bnet_transformer.data.do_values import Mean, Noise, Project, Scale, Set, Swap, Zero
 from bnet_transformer.reference import AttentionRow
 
 D = torch.float64

@@ -9,7 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.inference.do_values import Zero
+from bnet_transformer.data.do_values import Zero
 from bnet_transformer.interventions.edge_runs import build_edge_runner
 from bnet_transformer.interventions.edges import EdgeStructure
 from bnet_transformer.interventions.engine import run_cells

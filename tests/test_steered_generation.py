@@ -9,7 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
-from bnet_transformer.interventions import Attend, Mean, Noise, Shift, Zero
+from bnet_transformer.interventions import Attend, Mean, Noise, Project, Scale, Set, Shift, Swap, Zero
 from bnet_transformer.tpm import Attention, Categorical
 from tests.cases import CASES, close, get_case, jitter
 from tests.test_chains import make_language_net
@@ -27,7 +27,10 @@ GENERATORS = (
     "vanilla encoder-decoder",
 )
 FURTHER = ("recurrent", "relative", "pre-norm, learned positions", "sigmoid of earlier words", "concat of the chapter")
-KINDS = ("set", "zero", "shift", "set a word", "shift a word", "sentence", "mean", "attend", "one plate")
+KINDS = (
+    *("set", "zero", "shift", "set a word", "shift a word", "sentence", "mean", "attend", "one plate"),
+    *("function", "scale a word", "noise", "swap", "project", "coordinates", "changes of plates"),
+)
 PROMPTS, NEW_WORDS, LENGTH = ([1, 2], [0, 2, 1]), 4, 7
 
 
@@ -72,6 +75,8 @@ def make_intervention(net: bt.BNet, spec: object, kind: str) -> dict[str, object
     if kind == "one plate" and group.plates and group.word_stack is not None:
         prefix = "_0" * (len(group.plates) - 1)
         return {f"{name}{prefix}_1": Zero(), f"{name}{prefix}_0": Shift(vector)}
+    if kind == "changes of plates" and group.plates and group.word_stack is not None:
+        return {f"{name}_0": lambda value: (value - vector).tanh(), f"{name}_1": Swap(sources[0], [0])}
     if kind == "attend" and is_attention and "earlier" not in str(spec.parents[1].reach):
         count = 2 if spec.parents[1].reach.kind == "causal" else 0
         return {f"{name}{first}": Attend([0.25, 0.75])} if count else {name: Zero()}
@@ -83,6 +88,12 @@ def make_intervention(net: bt.BNet, spec: object, kind: str) -> dict[str, object
         "shift a word": {f"{name}{first}": Shift(vector)},
         "sentence": {name: sources[0]},
         "mean": {name: Mean(sources)},
+        "function": {name: lambda value: value.sin() + vector},
+        "scale a word": {f"{name}{first}": Scale(vector)},
+        "noise": {name: Noise(0.5, seed=3)},
+        "swap": {name: Swap(sources[0], torch.linalg.qr(vector.reshape(-1, 1)).Q)},
+        "project": {name: Project([0], Mean(sources))},
+        "coordinates": {name: Set(1.5, torch.linalg.qr(vector.reshape(-1, 1)).Q)},
     }.get(kind, {name: Shift(0.5 * vector)})
 
 
@@ -147,13 +158,28 @@ def test_the_cases_that_generate_are_covered():
 def test_interventions_at_new_words_only(method):
     net = make_net("vanilla decoder, causal")
     vector = torch.tensor([1.0, -2.0, 0.5, 1.0], dtype=D)
-    do = {"x_1": Shift(vector), "x_0_1": Zero()}
-    result = net.generate([[1, 2], [0, 2, 1]], do=do, do_from="new", length=4, method=method)
-    for prompt, ids, log_probs in zip(PROMPTS, result.ids, result.log_probs, strict=True):
-        new_words = range(len(prompt), len(prompt) + 4)
-        s = net.sentence([*prompt, *ids]).do({f"x_1_{i}": Shift(vector) for i in new_words} | {"x_0_1": Zero()})
-        expected = [s.tpm(f"y_{i - 1}").log_prob(torch.tensor(w)) for i, w in zip(new_words, ids, strict=True)]
-        close(torch.tensor(log_probs, dtype=D), torch.stack(expected))
+    for change in (Shift(vector), lambda value: (value * vector).exp()):
+        do = {"x_1": change, "x_0_1": Zero()}
+        result = net.generate([[1, 2], [0, 2, 1]], do=do, do_from="new", length=4, method=method)
+        for prompt, ids, log_probs in zip(PROMPTS, result.ids, result.log_probs, strict=True):
+            new_words = range(len(prompt), len(prompt) + 4)
+            s = net.sentence([*prompt, *ids]).do({f"x_1_{i}": change for i in new_words} | {"x_0_1": Zero()})
+            expected = [s.tpm(f"y_{i - 1}").log_prob(torch.tensor(w)) for i, w in zip(new_words, ids, strict=True)]
+            close(torch.tensor(log_probs, dtype=D), torch.stack(expected))
+
+
+def test_a_function_is_called_with_the_changed_nodes_only():
+    """Not with those of other heads and of the prompt."""
+    net = make_net("vanilla decoder, causal")
+    words = [[1, 2], [0, 2, 1]]
+    sizes = []
+
+    def halve(value):
+        sizes.append(value.numel() // value.shape[-1])
+        return value / 2
+
+    net.generate(words, do={"a_0_1": halve}, do_from="new", length=2)
+    assert max(sizes) <= 2
 
 
 def test_a_patch_or_a_mean_at_new_words_leaves_the_prompt_as_it_is():
@@ -311,7 +337,7 @@ BAD = {
     "a shift of another width": ({"do": {"x_1": Shift(torch.ones(3))}}, "shift of shape"),
     "a word after the prompt": ({"do": {"x_1_3": Zero()}}, "word of every prompt"),
     "the readout": ({"do": {"y": 1}}, "readout"),
-    "Noise": ({"do": {"x_1": Noise(0.1)}}, "Noise"),
+    "a function of states": ({"do": {"token": Scale(2.0)}}, "real values"),
     "Mean of words": ({"do": {"x_1": Mean()}}, "Mean"),
     "Attend at every word": ({"do": {"a_1": Attend([1.0])}}, "Attend"),
     "no mapping": ({"do": "x_1"}, "mapping"),

@@ -381,7 +381,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {  # of other classes whose objects are p
     "declare.io": ("Network",),
     "graph": ("Quotient",),
     "inference": ("GroupStates",),
-    "inference.do_values": ("Noise", "Scale", "Shift", "Zero"),
+    "data.do_values": ("Noise", "Scale", "Shift", "Zero"),
     "interventions.acdc": ("CircuitPairs",),
     "interventions.sweep_results": ("CellGrid",),
     "interventions.examples": ("Examples",),

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
-from bnet_transformer.compiler.gather import ExecutionState, batch_to_request
+from bnet_transformer.compiler.gather import ExecutionState, batch_to_request, gates_to_changes
 from bnet_transformer.compiler.module import CompiledModule, find_default_output
 from bnet_transformer.data import Batch
 from bnet_transformer.data.batch import find_deciding_stacks
@@ -275,10 +275,12 @@ class GatedRuns:
             do: The values of groups that are set.
             gates: The gates of sites.
         """
-        request = batch_to_request(self.module.network, batch, outputs, gates=gates or {}, training=False)
+        network = self.module.network
+        changes = gates_to_changes(network, gates or {})
+        request = batch_to_request(network, batch, outputs, changes=changes, training=False)
         execution, plan = self.module.execute(replace(request, known={**request.known, **(do or {})}))
         if plan.enumerated:
-            name = self.module.network.specs[plan.enumerated[0]].group.name
+            name = network.specs[plan.enumerated[0]].group.name
             raise UnsupportedError(name, expected="a net without latent choices", actual="a latent choice")
         return execution
 

@@ -55,7 +55,7 @@ Picks = tuple[tuple[str, int], ...]  # plates with the groups of their selectors
 
 def plan_to_values(plan: ExecutionPlan, state: ExecutionState) -> None:
     """Compute the value of every group of a plan, and store it in `state.values`."""
-    modified = {*state.attention_rows, *state.patched, *state.gates, *state.perturbations}
+    modified = {*state.attention_rows, *state.patched, *state.changes}
     for component, released in zip(plan.components, plan.released, strict=True):
         index = component[0]  # a component of several groups is recurrent
         if index in plan.deferred:
@@ -82,11 +82,8 @@ def _modify_value(state: ExecutionState, index: int, *, is_recurrent: bool) -> N
         state.values[index] = _apply_attention_rows(state, index)
     if index in state.patched and not is_recurrent:
         state.values[index] = _apply_patch(state, index)
-    if index in state.gates:
-        state.values[index] = state.values[index] * state.gates[index]
-    if index in state.perturbations and not is_recurrent:  # a scan adds those of its groups
-        value = state.values[index]
-        state.values[index] = value + state.perturbations[index].to(value.device)
+    for change in state.changes.get(index, ()) if not is_recurrent else ():  # a scan changes the values of its groups
+        state.values[index] = change(state.values[index], None)
 
 
 def _apply_patch(state: ExecutionState, index: int) -> Tensor:
@@ -326,11 +323,6 @@ class Scan:
             for index, (value, mask) in state.patched.items()
             if index in self.values_by_word
         }
-        self.perturbations = {
-            index: self.split_by_word(value)
-            for index, value in state.perturbations.items()
-            if index in self.values_by_word
-        }
 
     def run(self, released: Collection[int] = ()) -> dict[int, Tensor]:
         """Compute all words in order, and return the values of the groups that are not `released`."""
@@ -365,12 +357,12 @@ class Scan:
         return torch.cat(list(parts)[::-1] if self.is_backward else list(parts), self.axis)
 
     def append_value(self, index: int, word: int, value: Tensor) -> None:
-        """Append the value of a group at a word, or the value to which the word is set, with its perturbation."""
+        """Append the value of a group at a step, or the value to which its word is set, after its change."""
         if index in self.patched:
             values, mask = self.patched[index]
             value = torch.where(mask[word], values[word], value)
-        if index in self.perturbations:
-            value = value + self.perturbations[index][word]
+        for change in self.state.changes.get(index, ()):
+            value = change(value, self.num_words - 1 - word if self.is_backward else word)
         self.values_by_word[index].append(value)
 
     # the steps of one word, in order

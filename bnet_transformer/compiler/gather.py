@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,10 @@ from bnet_transformer.tpm.base import broadcast_shapes
 
 
 NodePatches = Mapping[int, tuple[Tensor, Tensor]]  # by group: values, and a mask of the nodes that have them
+# From the value of a group in the layout of a run, at all words or at the word of this index, to its changed value. It
+# may be called in a layout with further leading dims.
+ValueChange = Callable[[Tensor, int | None], Tensor]
+ValueChanges = Mapping[int, Sequence[ValueChange]]  # by group, in their order
 
 
 @dataclass
@@ -76,8 +81,7 @@ class ExecutionRequest:
         mask: Booleans `[batch, word]` for each stack with padding, true for words.
         patched: Values for some nodes of a group, and the mask of these nodes, `[batch, *plates, word]`.
         attention_rows: Attention weights for some nodes, `[batch, *plates, word, word read]`, and their mask.
-        gates: Factors by which values of groups are multiplied, `[batch, *plates]`; 0 turns a head off.
-        perturbations: Tensors that are added to the values of groups, in the layout of the run.
+        changes: Functions of the values of groups, which are called after nodes are set by `patched`.
         enumerate_too: Choices to enumerate even if no value depends on them.
         has_chains: Whether a value may depend on a choice at its word and at the word before (or after), each of which
             then has a dim. By default such a value is an error.
@@ -93,8 +97,7 @@ class ExecutionRequest:
     mask: Mapping[str, Tensor] = field(default_factory=dict)
     patched: NodePatches = field(default_factory=dict)
     attention_rows: NodePatches = field(default_factory=dict)
-    gates: Mapping[int, Tensor] = field(default_factory=dict)
-    perturbations: Mapping[int, Tensor] = field(default_factory=dict)
+    changes: ValueChanges = field(default_factory=dict)
     enumerate_too: frozenset[int] = frozenset()
     has_chains: bool = False
     deferred: frozenset[int] = frozenset()
@@ -119,9 +122,8 @@ def batch_to_request(network: Network, batch: Batch, outputs: tuple[int, ...] = 
 class ExecutionState:
     """The state of one run of a plan: the parameters, the known values, the number of words, and the values so far.
 
-    `positions` contains the positions of a stack's words if they are not `0 .. n - 1`. The values of a group are
-    multiplied by its `gates`, and its `perturbations` are added. `is_multi_device` is true if some parameters are not
-    on the device of the inputs.
+    `positions` contains the positions of a stack's words if they are not `0 .. n - 1`. `changes` are functions of the
+    values of groups. `is_multi_device` is true if some parameters are not on the device of the inputs.
     """
 
     network: Network
@@ -137,8 +139,7 @@ class ExecutionState:
     patched: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     attention_rows: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     attention_weights: dict[int, Tensor | None] = field(default_factory=dict)
-    gates: dict[int, Tensor] = field(default_factory=dict)
-    perturbations: Mapping[int, Tensor] = field(default_factory=dict)
+    changes: ValueChanges = field(default_factory=dict)
     positions: Mapping[str, Tensor] = field(default_factory=dict)
     _aranges: dict[int, Tensor] = field(default_factory=dict)
     mask_cache: dict[object, Tensor] = field(default_factory=dict)  # computed once for all slices
@@ -198,6 +199,26 @@ def lay_out_value(state: ExecutionState, index: int, value: Tensor, event_shape:
     if group.word_stack is not None:
         shape[layout.word_dim] = value.shape[1 + len(group.plates)]
     return value.reshape(*shape, *value_shape)
+
+
+def get_layout_sizes(network: Network, spec: NodeSpec) -> list[int]:
+    """The sizes of the dims of plates in the values of a group; 1 for plates that the group does not have."""
+    return [size if plate in spec.group.plates else 1 for plate, size in network.graph.plate_sizes.items()]
+
+
+def gates_to_changes(network: Network, gates: Mapping[int, Tensor]) -> ValueChanges:
+    """Products of the values of groups with gates `[batch, *plates]`, as changes of a request."""
+    changes: dict[int, list[ValueChange]] = {}
+    for index, gate in gates.items():
+        spec = network.specs[index]
+        factor = gate.reshape(len(gate), *get_layout_sizes(network, spec), 1, *[1] * len(spec.shape))
+        changes[index] = [partial(_multiply, factor)]
+    return changes
+
+
+def _multiply(factor: Tensor, value: Tensor, word: int | None) -> Tensor:
+    """The product of a value and a factor."""
+    return value * factor
 
 
 def lay_out_known(state: ExecutionState, index: int, value: Tensor) -> Tensor:

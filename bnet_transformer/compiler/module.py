@@ -10,11 +10,14 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bnet_transformer._core.checks import check_mapping
+from bnet_transformer.compiler.batch_interventions import resolve_interventions
 from bnet_transformer.compiler.evaluate import plan_to_values
 from bnet_transformer.compiler.gather import (
     ExecutionRequest,
     ExecutionState,
     TensorLayout,
+    gates_to_changes,
     gather_parents,
     lay_out_known,
     lay_out_value,
@@ -90,7 +93,7 @@ class CompiledModule(nn.Module):
         mask: StackTensors | None = None,
         *,
         want: Sequence[str] | None = None,
-        do: Mapping[str, Tensor] | None = None,
+        do: Mapping[str, object] | None = None,
         given: Mapping[str, Tensor] | None = None,
         gates: Mapping[str, Tensor] | None = None,
     ) -> Tensor | dict[str, Tensor]:
@@ -102,8 +105,11 @@ class CompiledModule(nn.Module):
             mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
             want: The names of the node groups to compute (`"x_1"`), or of roles (`"x"`: the groups of all slices); by
                 default the module's `output`.
-            do: Values of node groups or roles that are set, a mapping from name to `[batch, *plates, word, *shape]`, or
-                to states `[batch, *plates, word]`; of a role with several slices `[batch, slice, *plates, word, ...]`.
+            do: Interventions, a mapping from name. A tensor sets a node group or a role to `[batch, *plates, word,
+                *shape]`, or to states `[batch, *plates, word]`; a role with several slices to `[batch, slice, *plates,
+                word, ...]`. Other values are those of `Sentence.do` that are defined at each word of each sentence
+                separately: `Zero()`, a change (`Scale(0.5)`, `Shift(vector)`, a function), a sentence. Their names may
+                also be those of nodes, such as `"a_0_1"` (head 1 at all words) or `"x_1_0"`, and patterns.
             given: Values of further input groups, a mapping from name.
             gates: Factors by which values of node groups are multiplied, a mapping from name to `[batch, *plates]`; 0
                 turns a head off.
@@ -129,7 +135,7 @@ class CompiledModule(nn.Module):
         *,
         nodes: Sequence[str] | None = None,
         want: Sequence[str] = (),
-        do: Mapping[str, Tensor] | None = None,
+        do: Mapping[str, object] | None = None,
         given: Mapping[str, Tensor] | None = None,
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Compute the attention weights `P(j | i)` of node groups, and values of other groups, in one run.
@@ -140,7 +146,7 @@ class CompiledModule(nn.Module):
             mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
             nodes: The names of node groups with attention; by default all of them.
             want: The names of further groups whose values are computed.
-            do: Values of node groups that are set, a mapping from name.
+            do: Interventions, a mapping from name, as for a call of the module.
             given: Values of further input groups, a mapping from name.
 
         Returns:
@@ -168,6 +174,9 @@ class CompiledModule(nn.Module):
                 spec = self.network.specs[index]
                 reason = "it is set by do=" if index in state.known else "it is computed word by word"
                 raise UnsupportedError(f"{spec.group.name}: its attention is not available, because {reason}")
+            if index in state.attention_rows:
+                rows, is_set = state.attention_rows[index]
+                weights = torch.where(is_set[..., None], rows, weights)
             attention[name] = _drop_absent_dims(state, self.network.specs[index], weights)
         return attention, {name: self.stack_outputs(state, groups) for name, groups in outputs.items()}
 
@@ -177,7 +186,7 @@ class CompiledModule(nn.Module):
         x: StackTensors | None = None,
         mask: StackTensors | None = None,
         *,
-        do: Mapping[str, Tensor] | None = None,
+        do: Mapping[str, object] | None = None,
         given: Mapping[str, Tensor] | None = None,
         gates: Mapping[str, Tensor] | None = None,
     ) -> ExecutionRequest:
@@ -187,7 +196,7 @@ class CompiledModule(nn.Module):
             want: The names of the node groups to compute, or of roles.
             x: The words, as for a call of the module.
             mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
-            do: Values of node groups that are set, a mapping from name.
+            do: Interventions, a mapping from name, as for a call of the module.
             given: Values of further input groups, a mapping from name.
             gates: Factors by which values of node groups are multiplied, a mapping from name.
 
@@ -197,7 +206,10 @@ class CompiledModule(nn.Module):
         Raises:
             BNetError: A name is unknown, or a value is missing, has a wrong type or shape, or is out of range.
         """
-        outputs, inputs = list_group_indices(find_output_groups(self.network, want)), self.check_inputs(x, given, do)
+        values = check_mapping("do", do)
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        outputs = list_group_indices(find_output_groups(self.network, want))
+        inputs = self.check_inputs(x, given, tensors)
         network, known, word_counts = self.network, inputs.values, inputs.word_counts
         factors = check_gates(network, gates, inputs.batch, next(iter(self.store.values()), None))
         batch = max([inputs.batch, *map(len, factors.values())])
@@ -205,7 +217,17 @@ class CompiledModule(nn.Module):
         if self.check_values:
             check_states(network, inputs.subjects, known, word_counts, present)
             check_masked_reads(network, outputs, known, present, word_counts)
-        return ExecutionRequest(outputs, known, word_counts, inputs.device, present, gates=factors)
+        changes = gates_to_changes(network, factors)
+        request = ExecutionRequest(outputs, known, word_counts, inputs.device, present, changes=changes)
+        if len(tensors) == len(values):
+            return request
+        others = {name: value for name, value in values.items() if name not in tensors}
+        shortest = {**word_counts, **{stack: int(words.sum(1).min()) for stack, words in present.items()}}
+        interventions = resolve_interventions(network, others, word_counts, shortest)
+        for group in (intervention.spec.group for intervention in interventions.groups):
+            if (label := inputs.subjects.get(group.index, "")).startswith("do["):
+                raise BNetError(f"{label}: {group.name} has another value already")
+        return interventions.add_to_request(request)
 
     def check_inputs(
         self, x: StackTensors | None, given: Mapping[str, Tensor] | None, do: Mapping[str, Tensor] | None
@@ -253,10 +275,10 @@ class CompiledModule(nn.Module):
         recorded, word_counts = request.record_attention, request.word_counts
         # Folding maps into an attention costs one product of two weights and saves one map of each word, so it is
         # faster if there are more words than features. A folded attention cannot use given rows (it has no v) or record
-        # P(j | i), and its q, k and v have no value to perturb.
-        batch = max([1, *map(len, request.known.values()), *map(len, request.gates.values())])
-        fold = not (recorded or request.perturbations or request.attention_rows)
-        modified = {*request.patched, *request.attention_rows, *request.gates, *request.perturbations}
+        # P(j | i).
+        batch = max([1, *map(len, request.known.values())])
+        fold = not (recorded or request.attention_rows)
+        modified = {*request.patched, *request.attention_rows, *request.changes}
         structure = PlanRequest(
             request.outputs,
             frozenset(request.known),
@@ -283,7 +305,7 @@ class CompiledModule(nn.Module):
             {},
             next((p.dtype for p in parameters.values()), self.network.default_dtype),
             request.device,
-            perturbations=request.perturbations,
+            changes=request.changes,
             is_multi_device=any([value.device != request.device for value in parameters.values()]),  # noqa: C419
             reach_tables={reach: getattr(self, name) for reach, name in self._reach_tables.items()},
         )
@@ -293,11 +315,6 @@ class CompiledModule(nn.Module):
         for index, (weights, mask) in request.attention_rows.items():
             row = lay_out_value(state, index, weights, weights.shape[-1:])
             state.attention_rows[index] = row, lay_out_value(state, index, mask)
-        for index, factor in request.gates.items():
-            spec = self.network.specs[index]
-            ones = [1] * len(spec.shape)
-            word = [] if spec.group.word_stack is None else [1]
-            state.gates[index] = lay_out_value(state, index, factor.reshape(*factor.shape, *word, *ones), ones)
         state.attention_weights.update(dict.fromkeys(recorded))
         plan_to_values(plan, state)
         return state, plan

@@ -12,12 +12,19 @@ from torch.nn import functional
 
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler import CompiledModule
-from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState, build_context, gather_parents
-from bnet_transformer.data import Evidence
+from bnet_transformer.compiler.batch_interventions import BatchInterventions
+from bnet_transformer.compiler.gather import (
+    ExecutionRequest,
+    ExecutionState,
+    batch_to_request,
+    build_context,
+    gather_parents,
+    get_layout_sizes,
+)
+from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.batch import Task, find_deciding_stacks, find_noncausal_arrow
-from bnet_transformer.declare import NodeSpec, ParentSpec
+from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError
-from bnet_transformer.generation.steering import DecodingInterventions, build_request
 from bnet_transformer.inference.elimination import compute_posterior
 from bnet_transformer.inference.factors import request_factors
 from bnet_transformer.tpm import Affine, Attention, Concat, Dot, EvalContext, Linear
@@ -61,7 +68,7 @@ class IncrementalDecoder:
         x: Mapping[str, Tensor],
         mask: Mapping[str, Tensor] | None,
         length: int,
-        interventions: DecodingInterventions | None = None,
+        interventions: BatchInterventions | None = None,
     ) -> None:
         self.readout, self.stack = find_next_word_readout(task)
         self.network = module.network
@@ -137,7 +144,8 @@ class IncrementalDecoder:
         """Create the operations of a step in topological order: one for each node group, or for all maps of one x."""
         done: set[int] = set()
         operations: list[Operation] = []
-        changed = () if self.interventions is None else self.interventions.indices
+        groups = [] if self.interventions is None else self.interventions.groups
+        changed = {group.spec.group.index for group in groups}
         for spec in self.per_word_specs:
             index = spec.group.index
             if spec.tpm.kind == "input" and index in changed:
@@ -164,12 +172,13 @@ class IncrementalDecoder:
         return lambda state: self._write_cache(index, state.values[index], state.word)
 
     def _create_intervention(self, index: int) -> Operation:
-        """Create the operation that sets or shifts nodes of a group at the new word."""
-        interventions = self.interventions
-        assert interventions is not None
+        """Create the operation that sets or changes nodes of a group at the new word."""
+        assert self.interventions is not None
+        groups = [group for group in self.interventions.groups if group.spec.group.index == index]
 
         def operation(state: DecodingState) -> None:
-            state.values[index] = interventions.apply(index, state.values[index], state.word)
+            for group in groups:
+                state.values[index] = group(state.values[index], state.word)
 
         return operation
 
@@ -271,11 +280,10 @@ class IncrementalDecoder:
 
     def _fuse_maps(self, specs: list[NodeSpec]) -> Operation:
         """Compute `[W_q W_k W_v] x` as one product. The weights are concatenated once."""
-        weights, biases, sizes_by_plate = [], [], self.network.graph.plate_sizes
+        weights, biases = list[Tensor](), list[Tensor]()
         for spec in specs:
             W = self.static_values[spec.parents[0].index]
-            plate_sizes = [sizes_by_plate[p] if p in spec.group.plates else 1 for p in self.layout.plates]
-            weights.append(W.expand(1, *plate_sizes, 1, *W.shape[-2:]))
+            weights.append(W.expand(1, *get_layout_sizes(self.network, spec), 1, *W.shape[-2:]))
             bias, shape = build_context(self.execution, spec).parameters.get("bias"), weights[-1].shape[:-1]
             biases.append(W.new_zeros(shape) if bias is None else bias.expand(shape))
         W_all = torch.cat([W.reshape(-1, W.shape[-1]) for W in weights])
@@ -353,6 +361,18 @@ def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
     raise BNetError("generate", expected=expected, actual=actual, hint="Use iterate if words are vectors")
 
 
+def build_request(
+    network: Network,
+    interventions: BatchInterventions | None,
+    x: Mapping[str, Tensor],
+    mask: Mapping[str, Tensor] | None,
+    outputs: tuple[int, ...] = (),
+) -> ExecutionRequest:
+    """The request of a run over the words `[row, word]` of each stack, with the interventions if there are any."""
+    request = batch_to_request(network, Batch(x, mask), outputs)
+    return request if interventions is None else interventions.add_to_request(request)
+
+
 def pad_to_length(ids: Tensor, length: int | None) -> Tensor:
     """Pad words `[row, word]` to the length that a table requires; no earlier word depends on the padding."""
     return ids if length is None else functional.pad(ids, (0, length - ids.shape[1]))
@@ -427,7 +447,7 @@ class ChoiceSampler:
     prompts: Tensor
     lengths: Tensor
     generator: torch.Generator
-    interventions: DecodingInterventions | None = None
+    interventions: BatchInterventions | None = None
     states: dict[int, Tensor] = field(default_factory=dict)
     has_state: dict[int, Tensor] = field(default_factory=dict)
 
@@ -518,7 +538,6 @@ class ChoiceSampler:
             is_leaf: Whether no observed readout depends on these nodes.
         """
         size, request = x[self.stack].shape[1], build_request(self.module.network, self.interventions, x, mask)
-        check_no_shifts(request, specs)
         words = {self.task.readouts[0].group.index: observe_next_words(x[self.stack], counts[:, None] - 1)}
         for choice in (spec.group.index for spec in specs):
             is_recurrent = choice in self.module.network.graph.recurrent
@@ -564,14 +583,6 @@ def observe_next_words(ids: Tensor, counts: int | Tensor) -> Evidence:
     return Evidence(value, observed)
 
 
-def check_no_shifts(request: ExecutionRequest, choices: Sequence[NodeSpec]) -> None:
-    """Raise an error for a shift, which cannot be added in each state of latent choices."""
-    if request.perturbations and choices:
-        names = ", ".join(spec.group.name for spec in choices)
-        expected = "a net without latent choices, or with all of them set"
-        raise BNetError("Shift", expected=expected, actual=f"latent choices {names}", hint=f"Set {names} in do= too")
-
-
 # --------------------------------------------------------------------------------------------------------------------
 # Decoding of nets with latent choices: the next word, given the words so far.
 #
@@ -599,7 +610,7 @@ class FilteringDecoder:
         task: Task,
         x: Mapping[str, Tensor],
         mask: Mapping[str, Tensor] | None,
-        interventions: DecodingInterventions | None = None,
+        interventions: BatchInterventions | None = None,
         sampler: ChoiceSampler | None = None,
     ) -> None:
         self.readout, self.stack = find_next_word_readout(task)
@@ -621,7 +632,6 @@ class FilteringDecoder:
         if all(spec.group.index in request.known for spec in self.choices):
             execution, _ = self.module.execute(request)
             return compute_next_word(execution, self.readout, count - 1).expand(len(ids), -1)
-        check_no_shifts(request, self.choices)
         evidence = {index: observe_next_words(x[self.stack], count - 1)}
         probs = compute_posterior(self.module, index, request_factors(self.module, evidence, index, request))
         return probs[:, count - 1].log()

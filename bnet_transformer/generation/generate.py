@@ -16,6 +16,7 @@ from bnet_transformer._core.process import check_memory, translate_memory_errors
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import is_dense
 from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.batch_interventions import BatchInterventions, resolve_interventions
 from bnet_transformer.data.batch import Task, check_has_words, infer_trainable_task
 from bnet_transformer.data.dataset import Example, pad_examples
 from bnet_transformer.data.encode import split_by_stack
@@ -27,7 +28,6 @@ from bnet_transformer.generation.decoder import (
     IncrementalDecoder,
     find_next_word_readout,
 )
-from bnet_transformer.generation.steering import resolve_decoding_interventions
 from bnet_transformer.graph import GroundGraph
 from bnet_transformer.inference import Samples
 from bnet_transformer.inference.sampling import count_words
@@ -177,11 +177,12 @@ def generate(
         prefix = {name: value.to(device) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.min_length]}
         interventions = None
         if values := check_mapping("do", do):
-            sizes = {name: torch.tensor([words.shape[1]]) for name, words in x.items()}
-            sizes |= {name: present.sum(1) for name, present in (mask or {}).items()}
-            interventions = resolve_decoding_interventions(
-                task, stack, values, prompts.lengths, prompts.max_length, sizes, do_from
-            )
+            sizes = {name: words.shape[1] for name, words in x.items()}
+            shortest = sizes | {name: int(present.sum(1).min()) for name, present in (mask or {}).items()}
+            sizes[stack], shortest[stack] = task.encoders[stack].exact_length or prompts.max_length, prompts.min_length
+            first_word = prompts.lengths if do_from == "new" else None
+            interventions = resolve_interventions(network, values, sizes, shortest, stack, first_word)
+            _check_has_no_choices(task, interventions)
         generator = torch.Generator(device).manual_seed(seed)
         choice_sampler = None
         if task.has_choices:
@@ -221,6 +222,19 @@ def _check_options(method: str, options: Mapping[str, object]) -> None:
         if method != required:
             expected = f"None, because method={method!r} does not use it"
             raise BNetError(name, expected=expected, actual=value, hint=f"Use method={required!r}")
+
+
+def _check_has_no_choices(task: Task, interventions: BatchInterventions) -> None:
+    """Raise an error for a change in a net with latent choices, given which a value is changed in each state."""
+    groups = interventions.groups
+    fixed = {group.spec.group.index for group in groups if group.change is None and group.is_full}
+    needed = task.network.ancestral_specs(task.readouts[0])
+    names = ", ".join(m.group.name for m in needed if m in task.network.choices and m.group.index not in fixed)
+    change = next((group.change for group in groups if group.change is not None), None)
+    if names and change is not None:
+        expected = "a net without latent choices, or with all of them set"
+        hint = f"Set {names} in do= too"
+        raise BNetError(type(change).__name__, expected=expected, actual=f"latent choices {names}", hint=hint)
 
 
 def _encode_prompts(

@@ -20,6 +20,7 @@ from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gathe
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import PlanRequest, unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops
+from bnet_transformer.data.do_values import is_relative, resolve_relative, resolve_value
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value, expand_names
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError, format_count, unknown_name_error

@@ -10,7 +10,7 @@ is the result of `a.compare(b)`, also of results of other packages.
 """
 
 from bnet_transformer._core.stats import ResultComparison as ResultComparison
-from bnet_transformer.inference.do_values import (
+from bnet_transformer.data.do_values import (
     Apply as Apply,
     Attend as Attend,
     Mean as Mean,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bnet_transformer._core.tensors import IntArray
 from bnet_transformer.compiler.gather import ExecutionState, lay_out_value
-from bnet_transformer.inference.do_values import (
+from bnet_transformer.data.do_values import (
     Change,
     Mean,
     as_change,

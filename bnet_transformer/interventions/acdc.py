@@ -17,9 +17,9 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.process import check_cancelled
 from bnet_transformer._core.results import Fields, UnsavedFunction, get_fields, register_codec
 from bnet_transformer._core.tensors import IntArray
+from bnet_transformer.data.do_values import Attend, Noise, Scale, Shift, Swap, Zero, is_intervention
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.do_values import Attend, Noise, Scale, Shift, Swap, Zero, is_intervention
 from bnet_transformer.interventions.ablation import Ablation
 from bnet_transformer.interventions.circuit_runs import (
     NODES,

@@ -16,7 +16,7 @@ from bnet_transformer._core.naming import split_pattern
 from bnet_transformer._core.results import Fields, get_parameter_names, register_codec
 from bnet_transformer._core.stats import digest_words
 from bnet_transformer._core.tensors import IntArray
-from bnet_transformer.compiler.gather import ExecutionState, NodePatches
+from bnet_transformer.compiler.gather import ExecutionState, NodePatches, ValueChange
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError
@@ -122,14 +122,21 @@ class Examples:
             patched=patched,
             attention_rows=_stack_sentences([request.attention_rows for request in requests]),
             record_attention=frozenset(record_attention),
-            perturbations=perturbations or {},
         )
+        axis = 1 + len(graph.plate_sizes)
         with torch.set_grad_enabled(bool(perturbations)):
-            state, plan = self.module.execute(request)
+            changes = {index: [_add_to_values(leaf, axis)] for index, leaf in (perturbations or {}).items()}
+            state, plan = self.module.execute(replace(request, changes=changes))
         if plan.enumerated:
             name = graph.groups[plan.enumerated[0]].name
             raise UnsupportedError(f"{name} is a latent choice, which one run cannot compute", hint=f"Set {name} by do")
         return state
+
+
+def _add_to_values(tensor: Tensor, axis: int) -> ValueChange:
+    """The sum of the value of a group and a tensor with the words along `axis`, as a change of a request."""
+    by_word = tensor.split(1, axis)  # once: a slice for each word would have a gradient of the size of the tensor
+    return lambda value, word: value + (tensor if word is None else by_word[word]).to(value.device)
 
 
 def _override_values(

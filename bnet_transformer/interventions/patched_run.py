@@ -16,11 +16,11 @@ from torch import Tensor
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tensors import BoolArray, IntArray
 from bnet_transformer.compiler.evaluate import evaluate_tpm
-from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents, get_layout_sizes
 from bnet_transformer.compiler.linear import find_reached_words, is_norm
+from bnet_transformer.data.do_values import Change
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.graph.traversal import find_reachable, mark_nodes
-from bnet_transformer.inference.do_values import Change
 from bnet_transformer.interventions.cells import PatchSites, PathsToEnd, WordAlignment
 from bnet_transformer.interventions.examples import Examples, Overrides
 from bnet_transformer.reference import GroundModel
@@ -504,11 +504,8 @@ class PatchedRun:
     def _create_perturbation(self, index: int) -> Tensor:
         """Zeros for every node of a group in every example, with respect to which the outcomes have a gradient."""
         network, spec = self.examples.model.network, self.specs[index]
-        plates = [
-            network.graph.plate_sizes[plate] if plate in spec.group.plates else 1 for plate in network.graph.plate_sizes
-        ]
         words = 1 if spec.group.word_stack is None else self.examples.model.ground.word_counts[spec.group.word_stack]
-        shape = (len(self.examples), *plates, words, *spec.shape)
+        shape = (len(self.examples), *get_layout_sizes(network, spec), words, *spec.shape)
         return torch.zeros(shape, dtype=network.dtype, device=network.device, requires_grad=True)
 
     def get_base_values(self, group: int, patch: GroupPatch) -> Tensor:

@@ -19,8 +19,8 @@ from bnet_transformer._core.process import translate_memory_errors
 from bnet_transformer._core.tensors import FloatArray, IntArray, enable_gradients
 from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost import cost
+from bnet_transformer.data.do_values import Change, Swap, as_change, is_intervention
 from bnet_transformer.errors import BNetError
-from bnet_transformer.inference.do_values import Change, Swap, as_change, is_intervention
 from bnet_transformer.inference.plan import Plan, format_fault, planned
 from bnet_transformer.interventions.ablation import Ablation
 from bnet_transformer.interventions.cells import (

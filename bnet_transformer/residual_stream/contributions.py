@@ -21,11 +21,11 @@ from bnet_transformer._core.naming import SLICE, WORD, join_name, split_name
 from bnet_transformer._core.tensors import BoolArray, enable_gradients
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.linear import is_aligned
+from bnet_transformer.data.do_values import Zero
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnknownNameError, UnsupportedError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.do_values import Zero
 from bnet_transformer.inference.posteriors import plan_log_evidence, plan_marginal_map
 from bnet_transformer.interventions.cells import find_attention_groups
 from bnet_transformer.interventions.linear_pass import multiply_parts
