@@ -260,7 +260,7 @@ class BNet(StructureQueries):
         Args:
             prompt: One prompt (a text, a list of words or of ids), or a list of prompts.
             **options: The options of `training.generate`, such as `method="greedy"`, `"beam"` or `"sample"`. `do=` sets
-                or shifts nodes at every word (activation steering, ablations, patches), and `choices="draw"` draws
+                or changes nodes at every word (activation steering, ablations, patches), and `choices="draw"` draws
                 latent choices.
 
         Returns:

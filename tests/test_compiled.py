@@ -1,6 +1,7 @@
 """The compiled module equals the reference: every group of every case, do, padding, gradients, torch.compile."""
 
 import itertools
+import math
 import shutil
 from functools import cache
 
@@ -12,6 +13,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.inference import Evidence, log_evidence
+from bnet_transformer.interventions import Attend, Mean, Noise, Project, Scale, Shift, Swap, Zero
 from bnet_transformer.tpm import Attention, Categorical, Given, Linear, Normal, Select, Weight
 from tests.cases import CASES, Case, batch_inputs, close, get_case
 
@@ -70,6 +72,108 @@ def test_do_of_each_words_own_choice(words):
     done = net.sentence(x=x).do({f"c_0_{i}": c for i, c in enumerate(choice)})
     for i in (0, 1, words - 1):
         close(actual[..., 0, i, :].squeeze(), done[f"x_1_{i}"])
+
+
+CHANGES = {
+    "function": lambda s, spec: lambda value: (value + 0.3).sin(),
+    "scale": lambda s, spec: Scale(-0.5),
+    "noise": lambda s, spec: Noise(0.5, seed=3),
+    "swap": lambda s, spec: Swap(s, [0]),
+    "project": lambda s, spec: Project([0], torch.full(spec.shape, 0.7, dtype=D)),
+    "zero": lambda s, spec: Zero(),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize("name", ["chapter, words", "recurrent, lstm", "encoder-decoder", "grouped", "codebook"])
+def test_interventions_equal_do_of_the_sentence(name, kind):
+    """On every group, on its nodes with one index, and on one node: the outputs are those of the sentence."""
+    s = get_case(name).sentence
+    module, network = s.net.module().eval(), s.net.network
+    fixed = s.do({spec.group.name: 1 for spec in network.choices})
+    choices = {spec.group.name: 1 for spec in network.choices}
+    outputs = [m.group.name for m in network.specs if m.tpm.kind == "deterministic" and not m.tpm.is_index_valued]
+    targets = [
+        spec for spec in network.specs if spec.group.name in outputs and network.graph.out_edges[spec.group.index]
+    ]
+    targets = [spec for spec in targets if network.graph.in_edges[spec.group.index]]
+    for k, spec in enumerate(targets[:: max(1, len(targets) // 5)]):
+        axes = s.ground.axes(spec.group)
+        index = "_0" * (0, 1, len(axes))[k % 3] if axes else ""
+        do = {spec.group.name + index: CHANGES[kind](fixed, spec)}
+        after = fixed.do(do)
+        values = module(given=batch_inputs(s), want=outputs, do={**choices, **do})
+        for output, value in values.items():
+            expected = after[output]
+            close(value.reshape(expected.shape), expected)
+
+
+def test_interventions_on_sentences_of_different_lengths():
+    net = bt.decoder(8, heads=2, slices=2, vocabulary=5).to(D)
+    module, ids = net.module().eval(), [[1, 2, 3, 4], [0, 3]]
+    mask = torch.tensor([[True] * 4, [True, True, False, False]])
+    do = {
+        "x_1": Scale(1.5),
+        "a_0_1": lambda value: value.relu(),
+        "x_2_1": Shift(torch.ones(8)),
+        "a_1_0_1": Attend([1, 0]),
+    }
+    x = torch.tensor([ids[0], [*ids[1], 0, 0]])
+    values = module(x, mask, want=["x_2", "logits"], do=do)
+    weights, _ = module.attention_weights(x, mask, do=do)
+    for k, words in enumerate(ids):
+        s = net.sentence(words).do(do)
+        for name, value in values.items():
+            close(value[k, : len(words)], s[name])
+        close(weights["a_1"][k, 0, 1, : len(words)], s.attention(1)[0, 1])
+    for bad, message in (
+        ({"x_1_2": Zero()}, "x_1_2: expected a word of every sentence, from 0 to 1"),
+        ({"x_1": Mean()}, "Mean"),
+        ({"a_0_0_1": Attend([0, 0, 0, 1])}, "can attend"),
+        ({"x_1": torch.zeros(2, 4, 8, dtype=D), "x_1_0": Zero()}, "x_1 has another value already"),
+        ({"y": Scale(2.0)}, "y_0"),
+        ({"x_9": Zero()}, "x_9"),
+        ({"x_1": lambda value: value[..., :1]}, "a tensor of shape"),
+    ):
+        with pytest.raises(bt.BNetError, match=message):
+            module(x, mask, do=bad)
+
+
+def test_a_change_applies_in_each_state_of_the_choices():
+    """The log evidence of a net with changed values is the sum over the states."""
+    net = bt.bayesuvius(4, heads=3, vocabulary=["a", "b"], observe=Categorical(3)).to(D)
+    module, x, y = net.module(), torch.tensor([[0, 1], [1, 1]]), torch.tensor([[2, 0], [1, 1]])
+    do = {"x_1": lambda value: (3 * value).tanh() + 1, "q_0_0": Scale(2.0)}
+    by_state = torch.stack([module(x, do={**do, "c": c}, want=["y"])["y"] for c in range(3)])
+    log_likelihood = by_state.log_softmax(-1).gather(-1, y.expand(3, 2, 2)[..., None]).sum((-2, -1))
+    actual = log_evidence(module, {"y": Evidence(y)}, x, do=do)
+    close(actual, (log_likelihood - math.log(3)).logsumexp(0))
+    assert not torch.allclose(actual, log_evidence(module, {"y": Evidence(y)}, x))
+
+
+def test_gradients_pass_through_a_function():
+    """They are those of the same computation by hand, with respect to the parameters of the function and of the net."""
+    net = bt.decoder(6, heads=2, slices=2, vocabulary=5).to(D)
+    module, ids = net.module().eval(), torch.tensor([[1, 2, 3], [0, 3, 3]])
+    weight = torch.randn(6, 6, dtype=D, requires_grad=True)
+    inputs = [weight, next(module.parameters())]
+
+    def compute_loss(run):
+        return torch.autograd.grad(run()["logits"].square().sum(), inputs)
+
+    def by_hand():
+        state = module(ids, want=["x_1"])["x_1"]
+        changed = torch.cat([(state[:, :2] @ weight).tanh(), state[:, 2:]], 1)
+        return module(ids, want=["logits"], do={"x_1": changed})
+
+    def encode(value):
+        return (value @ weight).tanh()
+
+    do = {"x_1_0": encode, "x_1_1": encode}
+    for actual, expected in zip(
+        compute_loss(lambda: module(ids, want=["logits"], do=do)), compute_loss(by_hand), strict=True
+    ):
+        close(actual, expected)
 
 
 def test_gradients_are_finite_differences():

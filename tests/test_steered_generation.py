@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import math
 from functools import cache
 
 import pytest
@@ -230,15 +231,22 @@ def make_mixture(per: str = "sentence", **options: object) -> bt.BNet:
     return jitter(net, 0.8).to(D)
 
 
-def compute_joint(net: bt.BNet, prompt: list[int], count: int) -> dict[tuple[int, ...], float]:
-    """The exact probability of the next words and of all choices, given the prompt, by enumeration."""
+def compute_joint(
+    net: bt.BNet, prompt: list[int], count: int, do: dict[str, object] | None = None
+) -> dict[tuple[int, ...], float]:
+    """The exact probability of the next words and of all choices, given the prompt, by enumeration.
+
+    The values that `do` changes are those given the choices.
+    """
     names = [name for name in net.sentence([0] * (len(prompt) + count - 1)).sample(1).states if name[0] != "y"]
     log_probs = {}
     for words in itertools.product(range(3), repeat=count):
         full = [*prompt, *words]
-        s = net.sentence(full[:-1]).observe({f"y_{i}": word for i, word in enumerate(full[1:])})
+        s, observed = net.sentence(full[:-1]), {f"y_{i}": word for i, word in enumerate(full[1:])}
         for states in itertools.product(range(2), repeat=len(names)):
-            log_probs[(*words, *states)] = float(s.log_prob(dict(zip(names, states, strict=True))))
+            choices = dict(zip(names, states, strict=True))
+            given_choices = s.do(choices).do(do or {}).log_prob(observed)
+            log_probs[(*words, *states)] = float(s.log_prob(choices)) + float(given_choices)
     weights = torch.tensor(list(log_probs.values()), dtype=D).softmax(0).tolist()
     return dict(zip(log_probs, weights, strict=True))
 
@@ -313,6 +321,37 @@ def test_interventions_in_a_net_with_latent_choices():
             evidence[f"y_{i}"] = word
 
 
+@pytest.mark.parametrize("per", ["sentence", "word", "chain"])
+def test_changes_of_values_that_depend_on_latent_choices(per):
+    """They apply in each state of the choices, which are summed out or drawn."""
+    net, prompt = make_mixture(per=per), [0, 2]
+    name = next(spec.group.name for spec in list_targets(net)[::-1] if spec.group.word_stack is not None)
+    do = {name: lambda value: 2 * value.tanh() + 0.5}
+    joint = compute_joint(net, prompt, 2, do)
+    result = net.generate([prompt], do=do, length=2)
+    given_words = sum(p for row, p in joint.items() if row[:2] == result.ids[0])
+    assert result.scores[0] == pytest.approx(math.log(given_words), abs=1e-10)
+    plain = compute_joint(net, prompt, 2)
+    assert abs(sum(p for row, p in plain.items() if row[:2] == result.ids[0]) - given_words) > 1e-3
+    result = net.generate([prompt] * 2000, do=do, method="sample", choices="draw", length=2, seed=5)
+    states = [value.reshape(2000, -1) for value in result.states.values()]
+    check_samples(torch.cat([torch.tensor(result.ids), *states], 1), joint)
+
+
+def test_samples_after_a_change_have_its_distribution():
+    net = make_mixture(slices=2)
+    plain = net.sentence([0, 2])
+    s = plain.do({"x_0": lambda value: -2 * value}).do({"x_0_1": Scale(3.0)})
+    set_values = plain.do({"x_0_0": -2 * plain["x_0_0"], "x_0_1": -6 * plain["x_0_1"]})
+    assert s.sample(50, seed=2).states["y_1"].equal(set_values.sample(50, seed=2).states["y_1"])
+    names, samples = ["c", "y_0", "y_1"], s.sample(3000, seed=5)
+    joint = {
+        states: float(s.log_prob(dict(zip(names, states, strict=True))).exp())
+        for states in itertools.product(range(2), range(3), range(3))
+    }
+    check_samples(torch.stack([samples[name] for name in names], 1), joint)
+
+
 def test_samples_of_nets_that_generate_all_their_words():
     sprinkler = get_case("sprinkler").net
     assert sprinkler.sample(7, seed=2)["wet"].tolist() == sprinkler.sentence().sample(7, seed=2)["wet"].tolist()
@@ -367,8 +406,6 @@ def test_further_errors():
     for value in (Mean([get_case("chapter").sentence]), get_case("chapter").sentence):  # whose stack has another name
         with pytest.raises(bt.UnknownNameError):
             make_net("vanilla encoder-decoder").generate({"enc": [1, 2]}, start=1, length=3, do={"dec_x_1": value})
-    with pytest.raises(bt.BNetError, match="latent choices"):
-        make_mixture().generate([1, 2], length=2, do={"x_0": Shift(VECTOR)})
     with pytest.raises(bt.BNetError, match="some nodes of c_0 are set"):
         make_mixture("word").generate([1, 2], length=2, do={"c_0_0": 1}, method="sample", choices="draw")
     with pytest.raises(bt.BNetError, match="finite"):

@@ -98,7 +98,9 @@ class BatchInterventions:
 
     def repeat(self, times: int) -> None:
         """Repeat each row `times` times."""
-        self.groups = [replace(group, mask=group.mask.repeat_interleave(times, 0)) for group in self.groups]
+        for k, group in enumerate(self.groups):
+            if len(group.mask) > 1:
+                self.groups[k] = replace(group, mask=group.mask.repeat_interleave(times, 0))
 
     def add_to_request(self, request: ExecutionRequest) -> ExecutionRequest:
         """The request of the same sentences with the interventions."""

@@ -16,7 +16,7 @@ from bnet_transformer._core.process import check_memory, translate_memory_errors
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import is_dense
 from bnet_transformer.compiler import CompiledModule
-from bnet_transformer.compiler.batch_interventions import BatchInterventions, resolve_interventions
+from bnet_transformer.compiler.batch_interventions import resolve_interventions
 from bnet_transformer.data.batch import Task, check_has_words, infer_trainable_task
 from bnet_transformer.data.dataset import Example, pad_examples
 from bnet_transformer.data.encode import split_by_stack
@@ -126,9 +126,10 @@ def generate(
         stop: The word that ends a row; by default no word does.
         do: Interventions: a mapping from a node group (`"x_5"`), a role, a name without its word (`"a_3_5"` is head 5
             of slice 3) or a pattern to a value of `Sentence.do`, which applies at every word; or from the name of a
-            node at a word of the prompt (`"x_5_0"`). Values are tensors, states, `Zero()`, `Shift(vector)`,
-            `Mean(sentences)`, or another sentence, whose values apply at the words that it has; at words of the prompt
-            also `Attend(weights)`.
+            node at a word of the prompt (`"x_5_0"`). Values are tensors, states, `Zero()`, `Mean(sentences)`, another
+            sentence, whose values apply at the words that it has, and changes of the value: `Shift(vector)`,
+            `Scale(factor)`, a function, `Noise`, `Swap`, `Project`, `Set`; at words of the prompt also
+            `Attend(weights)`. If a value depends on latent choices, a change applies in each of their states.
         do_from: `"start"` (default): interventions without a word apply at every word, of the prompt and new. `"new"`:
             they apply at new words only.
         choices: `"sum"` (default): latent choices are summed out. `"draw"`, with `method="sample"`: those of the prompt
@@ -182,7 +183,6 @@ def generate(
             sizes[stack], shortest[stack] = task.encoders[stack].exact_length or prompts.max_length, prompts.min_length
             first_word = prompts.lengths if do_from == "new" else None
             interventions = resolve_interventions(network, values, sizes, shortest, stack, first_word)
-            _check_has_no_choices(task, interventions)
         generator = torch.Generator(device).manual_seed(seed)
         choice_sampler = None
         if task.has_choices:
@@ -222,19 +222,6 @@ def _check_options(method: str, options: Mapping[str, object]) -> None:
         if method != required:
             expected = f"None, because method={method!r} does not use it"
             raise BNetError(name, expected=expected, actual=value, hint=f"Use method={required!r}")
-
-
-def _check_has_no_choices(task: Task, interventions: BatchInterventions) -> None:
-    """Raise an error for a change in a net with latent choices, given which a value is changed in each state."""
-    groups = interventions.groups
-    fixed = {group.spec.group.index for group in groups if group.change is None and group.is_full}
-    needed = task.network.ancestral_specs(task.readouts[0])
-    names = ", ".join(m.group.name for m in needed if m in task.network.choices and m.group.index not in fixed)
-    change = next((group.change for group in groups if group.change is not None), None)
-    if names and change is not None:
-        expected = "a net without latent choices, or with all of them set"
-        hint = f"Set {names} in do= too"
-        raise BNetError(type(change).__name__, expected=expected, actual=f"latent choices {names}", hint=hint)
 
 
 def _encode_prompts(

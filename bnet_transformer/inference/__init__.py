@@ -1,6 +1,6 @@
 """Inference on the compiled net: values, distributions, posteriors, evidence and samples of the nodes of a sentence.
 
-In the order in which data flows: `do_values` parses the values of `do`. `values` contains the state of a sentence with
+In the order in which data flows: `values` contains the state of a sentence with
 its interventions and evidence, and computes values, TPMs and attention of nodes. `query` translates queries about nodes
 into tensors of node groups, and `plan` chooses the algorithm. For probabilities, `factors` builds log factors of node
 groups and `elimination` eliminates the choices from them. `factor_graph` builds tables over the choices of one sentence

@@ -41,7 +41,7 @@ def log_evidence(
     x: StackTensors | None = None,
     mask: StackTensors | None = None,
     *,
-    do: Mapping[str, Tensor] | None = None,
+    do: Mapping[str, object] | None = None,
     given: Mapping[str, Tensor] | None = None,
     budget: int = BUDGET,
     atol: float = ATOL,
@@ -55,7 +55,7 @@ def log_evidence(
         evidence: The observed values, a mapping from the name of a node group to `Evidence`.
         x: The words: vectors `[batch, word, dim]` or ids `[batch, word]`; with several stacks a mapping from stack.
         mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
-        do: The values of node groups that are set, a mapping from name.
+        do: Interventions, a mapping from name, as for a call of the module.
         given: Values of further input groups, a mapping from name.
         budget: The maximum number of joint states of the choices on which one value depends.
         atol: The absolute tolerance of evidence on nodes that are functions of their parents.
@@ -109,7 +109,7 @@ def posterior(
     x: StackTensors | None = None,
     mask: StackTensors | None = None,
     *,
-    do: Mapping[str, Tensor] | None = None,
+    do: Mapping[str, object] | None = None,
     given: Mapping[str, Tensor] | None = None,
     budget: int = BUDGET,
     atol: float = ATOL,
@@ -126,7 +126,7 @@ def posterior(
         evidence: The observed values, a mapping from the name of a node group to `Evidence`.
         x: The words: vectors `[batch, word, dim]` or ids `[batch, word]`; with several stacks a mapping from stack.
         mask: Booleans `[batch, word]`, true for words and false for padding; by default there is no padding.
-        do: The values of node groups that are set, a mapping from name.
+        do: Interventions, a mapping from name, as for a call of the module.
         given: Values of further input groups, a mapping from name.
         budget: The maximum number of joint states of the choices on which one value depends.
         atol: The absolute tolerance of evidence on nodes that are functions of their parents.

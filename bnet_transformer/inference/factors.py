@@ -345,7 +345,7 @@ def request_factors(
     """
     patched, do = request.patched, request.known.keys() - {spec.group.index for spec in module.network.inputs}
     forms = {index: _classify_evidence(item, patched.get(index)) for index, item in evidence.items()}
-    partly_set = patched.keys() | request.attention_rows.keys()
+    partly_set = patched.keys() | request.attention_rows.keys() | request.changes.keys()
     problem = build_elimination_problem(module, forms, target, do, partly_set, defer=defer)
     factors = problem.bind(evidence, request, atol)
     for index, choices in problem.scopes:
