@@ -9,6 +9,7 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer.compiler import CompiledModule
+from bnet_transformer.compiler.batch_interventions import BatchInterventions
 from bnet_transformer.data.batch import infer_trainable_task
 from bnet_transformer.generation.decoder import IncrementalDecoder, pad_to_length
 from bnet_transformer.generation.generate import create_sampler
@@ -128,7 +129,7 @@ def test_cached_decoding_equals_full_runs(name, dtype, tolerance):
     x = {stack: torch.randint(0, 7, (3, 4)) for stack in task.stacks}
     mask = {"enc": torch.arange(4) < torch.tensor([[4], [2], [3]])} if "enc" in x else None
     with torch.no_grad():
-        actual = IncrementalDecoder(module, task, x, mask, 12)
+        actual = IncrementalDecoder(module, task, x, mask, 12, BatchInterventions(net.network, [], {}))
         oracle = FullDecoder(module, task, x, mask, task.readouts[0].group.name)
         for step in range(8):
             torch.testing.assert_close(actual.log_probs, oracle.log_probs, rtol=tolerance, atol=tolerance)

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bnet_transformer.compiler.gather import ExecutionRequest, get_layout_sizes
+from bnet_transformer.compiler.gather import ExecutionRequest, batch_to_request, get_layout_sizes
+from bnet_transformer.data.batch import Batch
 from bnet_transformer.data.checks import get_plate_sizes
 from bnet_transformer.data.do_values import (
     Attend,
@@ -101,6 +102,10 @@ class BatchInterventions:
         for k, group in enumerate(self.groups):
             if len(group.mask) > 1:
                 self.groups[k] = replace(group, mask=group.mask.repeat_interleave(times, 0))
+
+    def build_request(self, batch: Batch, outputs: tuple[int, ...] = ()) -> ExecutionRequest:
+        """The request of a run over the sentences of a batch, with the interventions."""
+        return self.add_to_request(batch_to_request(self.network, batch, outputs))
 
     def add_to_request(self, request: ExecutionRequest) -> ExecutionRequest:
         """The request of the same sentences with the interventions."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -212,13 +211,12 @@ def gates_to_changes(network: Network, gates: Mapping[int, Tensor]) -> ValueChan
     for index, gate in gates.items():
         spec = network.specs[index]
         factor = gate.reshape(len(gate), *get_layout_sizes(network, spec), 1, *[1] * len(spec.shape))
-        changes[index] = [partial(_multiply, factor)]
+
+        def multiply(value: Tensor, word: int | None, factor: Tensor = factor) -> Tensor:
+            return value * factor
+
+        changes[index] = [multiply]
     return changes
-
-
-def _multiply(factor: Tensor, value: Tensor, word: int | None) -> Tensor:
-    """The product of a value and a factor."""
-    return value * factor
 
 
 def lay_out_known(state: ExecutionState, index: int, value: Tensor) -> Tensor:

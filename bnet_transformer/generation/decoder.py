@@ -16,14 +16,13 @@ from bnet_transformer.compiler.batch_interventions import BatchInterventions
 from bnet_transformer.compiler.gather import (
     ExecutionRequest,
     ExecutionState,
-    batch_to_request,
     build_context,
     gather_parents,
     get_layout_sizes,
 )
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.data.batch import Task, find_deciding_stacks, find_noncausal_arrow
-from bnet_transformer.declare import Network, NodeSpec, ParentSpec
+from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.elimination import compute_posterior
 from bnet_transformer.inference.factors import request_factors
@@ -68,7 +67,7 @@ class IncrementalDecoder:
         x: Mapping[str, Tensor],
         mask: Mapping[str, Tensor] | None,
         length: int,
-        interventions: BatchInterventions | None = None,
+        interventions: BatchInterventions,
     ) -> None:
         self.readout, self.stack = find_next_word_readout(task)
         self.network = module.network
@@ -85,7 +84,7 @@ class IncrementalDecoder:
         self.batch_size, words = x[self.stack].shape
         x = {**x, self.stack: pad_to_length(x[self.stack], task.encoders[self.stack].exact_length)}
         self.interventions = interventions
-        execution, _ = module.execute(build_request(self.network, interventions, x, mask, outputs))
+        execution, _ = module.execute(interventions.build_request(Batch(x, mask), outputs))
         self.execution, self.layout = execution, execution.layout
         self.log_probs = compute_next_word(execution, self.readout, words - 1).expand(self.batch_size, -1)
         self.state = DecodingState(max(length, x[self.stack].shape[1]), words - 1)
@@ -105,8 +104,7 @@ class IncrementalDecoder:
         self.state.kv_cache = {index: value.repeat_interleave(times, 0) for index, value in caches.items()}
         self.execution.present = {stack: value.repeat_interleave(times, 0) for stack, value in present.items()}
         self.log_probs = self.log_probs.repeat_interleave(times, 0)
-        if self.interventions is not None:
-            self.interventions.repeat(times)
+        self.interventions.repeat(times)
         self.batch_size, self._operations = self.batch_size * times, None
 
     def reorder(self, rows: Tensor) -> None:
@@ -144,12 +142,8 @@ class IncrementalDecoder:
         """Create the operations of a step in topological order: one for each node group, or for all maps of one x."""
         done: set[int] = set()
         operations: list[Operation] = []
-        groups = [] if self.interventions is None else self.interventions.groups
-        changed = {group.spec.group.index for group in groups}
         for spec in self.per_word_specs:
             index = spec.group.index
-            if spec.tpm.kind == "input" and index in changed:
-                operations.insert(0, self._create_intervention(index))
             if index in done or spec.tpm.kind == "input":
                 continue
             siblings = self._find_sibling_maps(spec) if self._is_linear_map(spec) else []
@@ -159,28 +153,21 @@ class IncrementalDecoder:
             else:
                 operations.append(self._create_operation(spec))
             for sibling in siblings or [spec]:
-                if sibling.group.index in changed:
-                    operations.append(self._create_intervention(sibling.group.index))
-                if sibling.group.index in self.cached_indices:
-                    operations.append(self._create_cache_operation(sibling.group.index))
-        if self.input_index in self.cached_indices:
-            operations.insert(int(self.input_index in changed), self._create_cache_operation(self.input_index))
-        return operations
+                operations += self._create_updates(sibling.group.index)
+        return [*self._create_updates(self.input_index), *operations]
 
-    def _create_cache_operation(self, index: int) -> Operation:
-        """Create the operation that writes the value of the new word to the cache."""
-        return lambda state: self._write_cache(index, state.values[index], state.word)
-
-    def _create_intervention(self, index: int) -> Operation:
-        """Create the operation that sets or changes nodes of a group at the new word."""
-        assert self.interventions is not None
+    def _create_updates(self, index: int) -> Sequence[Operation]:
+        """Create the operations after the value of a group at the new word: its interventions, then the cache."""
         groups = [group for group in self.interventions.groups if group.spec.group.index == index]
 
-        def operation(state: DecodingState) -> None:
+        def intervene(state: DecodingState) -> None:
             for group in groups:
                 state.values[index] = group(state.values[index], state.word)
 
-        return operation
+        def write(state: DecodingState) -> None:
+            self._write_cache(index, state.values[index], state.word)
+
+        return [intervene] * bool(groups) + [write] * (index in self.cached_indices)
 
     def _create_operation(self, spec: NodeSpec) -> Operation:
         """Create the operation that computes the value of a node group for the new word."""
@@ -361,18 +348,6 @@ def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
     raise BNetError("generate", expected=expected, actual=actual, hint="Use iterate if words are vectors")
 
 
-def build_request(
-    network: Network,
-    interventions: BatchInterventions | None,
-    x: Mapping[str, Tensor],
-    mask: Mapping[str, Tensor] | None,
-    outputs: tuple[int, ...] = (),
-) -> ExecutionRequest:
-    """The request of a run over the words `[row, word]` of each stack, with the interventions if there are any."""
-    request = batch_to_request(network, Batch(x, mask), outputs)
-    return request if interventions is None else interventions.add_to_request(request)
-
-
 def pad_to_length(ids: Tensor, length: int | None) -> Tensor:
     """Pad words `[row, word]` to the length that a table requires; no earlier word depends on the padding."""
     return ids if length is None else functional.pad(ids, (0, length - ids.shape[1]))
@@ -447,7 +422,7 @@ class ChoiceSampler:
     prompts: Tensor
     lengths: Tensor
     generator: torch.Generator
-    interventions: BatchInterventions | None = None
+    interventions: BatchInterventions
     states: dict[int, Tensor] = field(default_factory=dict)
     has_state: dict[int, Tensor] = field(default_factory=dict)
 
@@ -462,7 +437,7 @@ class ChoiceSampler:
         Returns:
             The states by node group, `[rows, *plates, word]`.
         """
-        known = build_request(self.module.network, self.interventions, x, mask).known
+        known = self.interventions.build_request(Batch(x, mask)).known
         specs, size = self._find_choices(known), x[self.stack].shape[1]
         if not self.states and specs:
             self._draw_prompt(specs, x, mask)
@@ -537,7 +512,7 @@ class ChoiceSampler:
             counts: The number of words of each row, all except the last of which have an observed readout.
             is_leaf: Whether no observed readout depends on these nodes.
         """
-        size, request = x[self.stack].shape[1], build_request(self.module.network, self.interventions, x, mask)
+        size, request = x[self.stack].shape[1], self.interventions.build_request(Batch(x, mask))
         words = {self.task.readouts[0].group.index: observe_next_words(x[self.stack], counts[:, None] - 1)}
         for choice in (spec.group.index for spec in specs):
             is_recurrent = choice in self.module.network.graph.recurrent
@@ -610,7 +585,7 @@ class FilteringDecoder:
         task: Task,
         x: Mapping[str, Tensor],
         mask: Mapping[str, Tensor] | None,
-        interventions: BatchInterventions | None = None,
+        interventions: BatchInterventions,
         sampler: ChoiceSampler | None = None,
     ) -> None:
         self.readout, self.stack = find_next_word_readout(task)
@@ -626,7 +601,7 @@ class FilteringDecoder:
         ids, index = self.x[self.stack], self.readout.group.index
         count = ids.shape[1]
         x, mask = {**self.x, self.stack: pad_to_length(ids, self.exact_length)}, self.mask or None
-        request = build_request(self.module.network, self.interventions, x, mask, (index,))
+        request = self.interventions.build_request(Batch(x, mask), (index,))
         if self.sampler is not None:
             request = replace(request, known={**request.known, **self.sampler.draw(x, mask, count)})
         if all(spec.group.index in request.known for spec in self.choices):
@@ -647,8 +622,7 @@ class FilteringDecoder:
         self.x = {stack: value.repeat_interleave(times, 0) for stack, value in self.x.items()}
         self.mask = {stack: value.repeat_interleave(times, 0) for stack, value in self.mask.items()}
         self.log_probs = self.log_probs.repeat_interleave(times, 0)
-        if self.interventions is not None:
-            self.interventions.repeat(times)
+        self.interventions.repeat(times)
 
     def reorder(self, rows: Tensor) -> None:
         """Replace row r by row `rows[r]`."""

@@ -176,13 +176,11 @@ def generate(
     with torch.no_grad() if task.has_choices else torch.inference_mode():
         module = CompiledModule(network).eval()
         prefix = {name: value.to(device) for name, value in x.items()} | {stack: prompts.ids[:, : prompts.min_length]}
-        interventions = None
-        if values := check_mapping("do", do):
-            sizes = {name: words.shape[1] for name, words in x.items()}
-            shortest = sizes | {name: int(present.sum(1).min()) for name, present in (mask or {}).items()}
-            sizes[stack], shortest[stack] = task.encoders[stack].exact_length or prompts.max_length, prompts.min_length
-            first_word = prompts.lengths if do_from == "new" else None
-            interventions = resolve_interventions(network, values, sizes, shortest, stack, first_word)
+        sizes = {name: words.shape[1] for name, words in x.items()}
+        shortest = sizes | {name: int(present.sum(1).min()) for name, present in (mask or {}).items()}
+        sizes[stack], shortest[stack] = task.encoders[stack].exact_length or prompts.max_length, prompts.min_length
+        first_word = prompts.lengths if do_from == "new" else None
+        interventions = resolve_interventions(network, check_mapping("do", do), sizes, shortest, stack, first_word)
         generator = torch.Generator(device).manual_seed(seed)
         choice_sampler = None
         if task.has_choices:
