@@ -69,13 +69,13 @@ class GroupIntervention:
         if self.change is None:
             assert values is not None
             return torch.where(mask.reshape(*mask.shape, *[1] * (values.dim() - mask.dim())), values, value)
-        lead = broadcast_shapes(value.shape[: value.dim() - len(shape)], mask.shape)
-        value = value.expand(*lead, *shape)
+        sizes = broadcast_shapes(value.shape[: value.dim() - len(shape)], mask.shape)
+        value = value.expand(*sizes, *shape)
         values = None if values is None else values.expand_as(value)
         if self.is_full:
             return self.change.apply(value, shape, values)
         # A function is called with the changed nodes only, because it may not be defined for the values of others.
-        nodes = mask.expand(lead).nonzero(as_tuple=True)
+        nodes = mask.expand(sizes).nonzero(as_tuple=True)
         if not len(nodes[0]):
             return value
         changed = self.change.apply(value[nodes], shape, None if values is None else values[nodes])
@@ -218,8 +218,7 @@ class _Resolver:
             last = count if stack is None else self.shortest[stack] - 1
             for word, value in values.items():
                 if word > last:
-                    sentence = "prompt" if stack == self.growing else "sentence"
-                    expected = f"a word of every {sentence}, from 0 to {last}, or a name without a word index"
+                    expected = f"a word of every prompt or sentence, from 0 to {last}, or a name without a word index"
                     raise EvidenceError(ground.name(first_node + word), expected=expected, actual=f"word {word}")
                 yield word, value, False
             return

@@ -221,9 +221,9 @@ class CompiledModule(nn.Module):
         request = ExecutionRequest(outputs, known, word_counts, inputs.device, present, changes=changes)
         if len(tensors) == len(values):
             return request
-        others = {name: value for name, value in values.items() if name not in tensors}
+        remaining = {name: value for name, value in values.items() if name not in tensors}
         shortest = {**word_counts, **{stack: int(words.sum(1).min()) for stack, words in present.items()}}
-        interventions = resolve_interventions(network, others, word_counts, shortest)
+        interventions = resolve_interventions(network, remaining, word_counts, shortest)
         for group in (intervention.spec.group for intervention in interventions.groups):
             if (label := inputs.subjects.get(group.index, "")).startswith("do["):
                 raise BNetError(f"{label}: {group.name} has another value already")
