@@ -25,6 +25,7 @@ from bnet_transformer.data.do_values import (
     as_change,
     has_node_values,
     is_relative,
+    parse_entries,
     resolve_value,
 )
 from bnet_transformer.data.encode import expand_names
@@ -157,7 +158,7 @@ def resolve_interventions(
     Raises:
         EvidenceError: A value is not defined for its nodes.
     """
-    ground = GroundGraph(network.graph, word_counts)
+    do, ground = parse_entries(do), GroundGraph(network.graph, word_counts)
     for name in do:
         group = ground.group_of(find_family(ground, name).nodes[0])
         if growing is not None and group.word_stack == growing and count_from_start(ground, name) != name:

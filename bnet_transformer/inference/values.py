@@ -20,13 +20,12 @@ from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gathe
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import PlanRequest, unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops
-from bnet_transformer.data.do_values import is_relative, resolve_relative, resolve_value
+from bnet_transformer.data.do_values import is_relative, parse_entries, resolve_relative, resolve_value
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value, expand_names
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError, format_count, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeFamily, NodeSelection, find_family
 from bnet_transformer.graph.queries import parse_names
-from bnet_transformer.inference.do_values import is_relative, parse_entries, resolve_relative, resolve_value
 from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, find_mixed_type_fault, find_slowest
 from bnet_transformer.inference.query import (
     MAX_DIMS,

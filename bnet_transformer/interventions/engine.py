@@ -18,10 +18,9 @@ from bnet_transformer._core.process import check_cancelled
 from bnet_transformer._core.tensors import FloatArray, IntArray
 from bnet_transformer.compiler.gather import ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.data.do_values import Change, WithConstant, resolve_relative
+from bnet_transformer.data.do_values import Change, Entries, WithConstant, resolve_relative
 from bnet_transformer.errors import EvidenceError, UnsupportedError
 from bnet_transformer.graph import ancestors, topological_order
-from bnet_transformer.inference.do_values import Change, Entries, WithConstant, resolve_relative
 from bnet_transformer.inference.plan import Obstacle
 from bnet_transformer.inference.posteriors import plan_joint, plan_posterior
 from bnet_transformer.inference.query import Query
