@@ -537,9 +537,9 @@ def parse_entries(values: Mapping[str, object]) -> dict[str, object]:
             hint = f"Set all entries at once, as {nodes}[0, 1], or call do again"
             raise EvidenceError(f"do: {name!r} sets {nodes}, which has another value already", hint=hint)
         if entries is not None:
-            is_whole = isinstance(value, Zero | Mean | Attend) or has_node_values(value)
+            has_values = isinstance(value, Zero | Mean | Attend) or has_node_values(value)
             change = as_change(value)
-            value = Entries(torch.tensor(entries), value if is_whole else change or Set(value, list(entries)))
+            value = Entries(torch.tensor(entries), value if has_values else change or Set(value, list(entries)))
         result[nodes] = value
     return result
 
