@@ -176,12 +176,11 @@ def resolve_interventions(
         first_node = int(ground.offsets[index]) + k * resolver.count_words(index)
         for word, value, is_everywhere in resolver.iter_values(index, first_node, values):
             tensor, change = resolver.resolve(first_node + (word or 0), value, is_everywhere), as_change(value)
-            if isinstance(value, Attend):
-                assert word is not None and tensor is not None
+            if isinstance(value, Attend) and word is not None and tensor is not None:
                 rows.setdefault(index, {})[k, word] = tensor
-                continue
-            key = index, None if change is None else id(value)
-            nodes.setdefault(key, (change, []))[1].append((k, word, tensor, is_everywhere))
+            else:
+                key = index, None if change is None else id(value)
+                nodes.setdefault(key, (change, []))[1].append((k, word, tensor, is_everywhere))
     groups = [resolver.build(index, change, resolved) for (index, _), (change, resolved) in nodes.items()]
     return BatchInterventions(network, groups, rows)
 
