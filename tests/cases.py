@@ -657,6 +657,11 @@ CASES: tuple[Case, ...] = (
         {"enc": "the cat sat", "dec": "le chat"},
         {"dec_y_0": "chat"},
     ),
+    Case(
+        "neurons",
+        lambda: bt.decoder(4, heads=2, slices=1, hidden=6, norm="pre", vocabulary=VOCABULARY).expose_neurons(),
+        evidence={"y_1": "sat"},
+    ),
     Case("sprinkler", sprinkler, None, {"wet": 1}),
     Case("tagger", tagger, evidence={"y_0": 1, "y_2": 0}),
     Case("chest clinic", chest_clinic, None, {"xray": 1}),

@@ -31,7 +31,19 @@ METRIC = {"y_2": ("cat", "sat")}
 CONFIGS: dict[str, dict[str, Any]] = {
     **{
         name: {}
-        for name in ("EM", "Laplace", "MAP", "NUTS", "SVI", "AdamW", "EarlyStopping", "Execution", "Reach", "Stack")
+        for name in (
+            "EM",
+            "Laplace",
+            "MAP",
+            "NUTS",
+            "SVI",
+            "AdamW",
+            "Gradient",
+            "EarlyStopping",
+            "Execution",
+            "Reach",
+            "Stack",
+        )
     },
     **{"Arrow": {"role": "x"}, "Checkpoints": {"folder": "run"}, "Plate": {"name": "head", "size": 2}},
     **{"Node": {"role": "x", "tpm": tpm.Add(), "parents": ["x"]}, "Declaration": {}},

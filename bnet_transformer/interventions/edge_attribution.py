@@ -139,7 +139,7 @@ def estimate_edges(
                 if cells:
                     masks, keep_words = (needed[end], tangents.words[end]), by_word and word is None
                     products = multiply_parts(adjoint, tangent, axis, *masks, keep_words=keep_words)
-                    total.index_add_(2, torch.tensor(cells, device=total.device), products)
+                    total.index_add_(2, torch.tensor(cells, device=total.device), products.to(total))
         yield r, effects
 
 
