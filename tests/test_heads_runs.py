@@ -60,6 +60,7 @@ SUMMED = {
     "vanilla encoder, masked word": 1,
     "vanilla encoder, class": 1,
     "vanilla decoder, causal": 2,
+    "neurons": 1,
     "vanilla decoder, learned": 1,
     "vanilla encoder-decoder": 3,
     "vanilla encoder-decoder, pre-norm": 3,

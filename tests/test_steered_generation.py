@@ -152,7 +152,7 @@ def test_the_cases_that_generate_are_covered():
             case.net.generate(case.text, length=1, **prompt)
             generators.add(case.name)
     # The net with four learned positions is too short; `NETS` has one with more positions.
-    assert generators == {*GENERATORS, "vanilla decoder, learned"}
+    assert generators == {*GENERATORS, "vanilla decoder, learned", "neurons"}
 
 
 @pytest.mark.parametrize("method", ["greedy", "beam"])
