@@ -856,7 +856,7 @@ class Sentence(StructureQueries):
         return plan.then(lambda read: tan_tree(read.matrix, read.tokens, read.slices[0], read.head))
 
     def contributions(
-        self, node: str, of: object = None, *, paths: int = 1, exact: bool = False
+        self, node: str, of: object = None, *, paths: int = 1, exact: object = False
     ) -> Contributions | PathContributions | ScoreContributions:
         """What each writer (embedding, head, feed-forward step, bias) adds to a logit or to attention scores.
 
@@ -874,7 +874,8 @@ class Sentence(StructureQueries):
                 values, with its attention held fixed.
             exact: Whether to compute also the exact effect of each writer: the readout minus the readout of a run in
                 which the output of the writer is zero at the words of its row (`writer.words`) and all later nodes
-                follow. For scores, `effects` has them, with the output zero at all words.
+                follow. For scores, `effects` has them, with the output zero at all words. Or what the output becomes
+                instead of zero, as in `do`: `Mean(sentences)`, a function of the value, `Project(within)`, ...
 
         Returns:
             The parts: `Contributions` with `values` `[writer, word]`; with `paths=2` `PathContributions`; for

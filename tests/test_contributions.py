@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer._core.naming import split_path
-from bnet_transformer.interventions import Attend, Zero
+from bnet_transformer.interventions import Attend, Scale, Zero
 from bnet_transformer.interventions.cells import find_attention_groups
 from bnet_transformer.residual_stream.linear_paths import Decomposition, LinearRun
 from tests.cases import CASES, VOCABULARY, close, get_case, jitter
@@ -350,15 +350,16 @@ def test_set_nodes_are_writers_and_set_rows_are_used():
         ("vanilla encoder", "y_2", torch.ones(4, dtype=torch.float64)),  # Normal
     ],
 )
-def test_exact_effects_are_those_of_do(case, node, of):
+@pytest.mark.parametrize("removed", [True, Scale(0.5), torch.tanh])
+def test_exact_effects_are_those_of_do(case, node, of, removed):
     s = get_case(case).sentence
-    result = s.contributions(node, of=of, exact=True)
+    result = s.contributions(node, of=of, exact=removed)
     for writer, effect in zip(result.writers, result.effects, strict=True):
         if writer.kind == "bias":
             assert bool(effect.isnan())
             continue
-        removed = s.do({f"{writer.name}_2": Zero()})
-        close(effect, compute_readout(s, node, of) - compute_readout(removed, node, of), 1e-8)
+        without = s.do({f"{writer.name}_2": Zero() if removed is True else removed})
+        close(effect, compute_readout(s, node, of) - compute_readout(without, node, of), 1e-8)
     assert {"part", "effect"} <= set(result.to_dataframe().columns)
 
 

@@ -21,7 +21,7 @@ from bnet_transformer._core.naming import SLICE, WORD, join_name, split_name
 from bnet_transformer._core.tensors import BoolArray, enable_gradients
 from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.linear import is_aligned
-from bnet_transformer.data.do_values import Zero
+from bnet_transformer.data.do_values import Zero, is_intervention
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnknownNameError, UnsupportedError
 from bnet_transformer.graph import ancestors
@@ -94,9 +94,9 @@ def find_attention_row(model: GroundModel, name: object) -> AttentionRowIndex | 
 
 
 def compute_score_contributions(
-    state: SentenceState, name: str, spec: NodeSpec, index: tuple[int, ...], *, exact: bool
+    state: SentenceState, name: str, spec: NodeSpec, index: tuple[int, ...], *, removed: Any = None
 ) -> ScoreContributions:
-    """The contributions to the scores of one row of attention."""
+    """The contributions to the scores of one row of attention; with exact effects, what a removed writer becomes."""
     tpm = spec.tpm
     _check_row(state, name, spec, index)
     assert isinstance(tpm, ScoredAttention)
@@ -119,7 +119,8 @@ def compute_score_contributions(
     stack = state.network.specs[spec.parents[read].index].group.word_stack or ""
     indices = tuple(row.words.tolist())
     tokens = tuple(state.tokens[stack][j] for j in indices)
-    effects = _compute_score_effects(state, name, spec, index, row, (*queries, *keys)) if exact else None
+    writers = () if removed is None else (*queries, *keys)
+    effects = _compute_score_effects(state, name, spec, index, row, writers, removed) if writers else None
     scores, table = _centre(tpm, row.scores), _centre(tpm, table[..., row.words])
     numbers = table, _centre(tpm, row.positions), scores, row.weights
     is_centred = tpm.normaliser.kind == "softmax"
@@ -180,18 +181,22 @@ def _compute_row(run: LinearRun, spec: NodeSpec, index: tuple[int, ...]) -> Scor
 
 
 def _compute_score_effects(
-    state: SentenceState, name: str, spec: NodeSpec, index: tuple[int, ...], row: ScoreRow, writers: tuple[Writer, ...]
+    state: SentenceState,
+    name: str,
+    spec: NodeSpec,
+    index: tuple[int, ...],
+    row: ScoreRow,
+    writers: tuple[Writer, ...],
+    removed: Any,
 ) -> dict[str, Tensor]:
-    """The centred scores minus those of a run in which a writer is zero at all words, `[word]` by writer."""
+    """The centred scores minus those of a run in which a writer is removed at all words, `[word]` by writer."""
     effects, tpm = {}, spec.tpm
     assert isinstance(tpm, ScoredAttention)
     for writer in dict.fromkeys(writers):
         if writer.kind != "bias" and writer.name not in effects:
             pattern = join_name(writer.group, writer.plates) + ("_*" if writer.words else "")
-            removed = _compute_row(
-                _make_score_run(state.with_interventions({pattern: Zero()}), name, spec), spec, index
-            )
-            effects[writer.name] = _centre(tpm, row.scores - removed.scores)
+            run = _make_score_run(state.with_interventions({pattern: removed}), name, spec)
+            effects[writer.name] = _centre(tpm, row.scores - _compute_row(run, spec, index).scores)
     return effects
 
 
@@ -357,11 +362,14 @@ def _follow_values(run: LinearRun, step: Step, addend: Addend) -> _ValueBranch:
 
 @enable_gradients()
 def compute_contributions(
-    state: SentenceState, name: str, of: object, paths: int, exact: bool
+    state: SentenceState, name: str, of: object, paths: int, exact: object
 ) -> Contributions | PathContributions | ScoreContributions:
     """The contributions to a readout, along paths of two, or to a row of attention scores."""
     check_choice("paths", paths, (1, 2))
-    check_choice("exact", exact, (True, False))
+    if not isinstance(exact, bool) and not is_intervention(exact):
+        expected = "True, False, or what a removed writer becomes: Zero(), Mean(sentences), a function, ..."
+        raise BNetError("exact", expected=expected, actual=exact)
+    removed = Zero() if exact is True else None if exact is False else exact
     row, digest = find_attention_row(state.model, name), state.encoded.digest(state.network)
     if row is not None:
         if of is not None or paths == 2:
@@ -373,9 +381,9 @@ def compute_contributions(
         is_node = split_name(name)[0] == group.stem  # otherwise the name is that of its row of attention
         name = state.ground.name(node) if is_node else name_attention_row(group, index)
         state, choices, prob = fix_choices(state, node)
-        scores = compute_score_contributions(state, name, *row, exact=exact)
+        scores = compute_score_contributions(state, name, *row, removed=removed)
         return replace(scores, choices=choices, choice_prob=prob, digest=digest)
-    if paths == 2 and exact:
+    if paths == 2 and removed is not None:
         hint = "Use paths=1 for the effects of writers"
         raise BNetError("exact", expected="False for paths=2, which have no effects", actual=exact, hint=hint)
     readout = parse_readout(state, name, of)
@@ -386,7 +394,7 @@ def compute_contributions(
     run = make_run(state, readout)
     value, constant, steps, norms = pull_back_readout(run, readout)
     table = _add_constant(collect_writers(run, steps, 1, split_reads=True), readout, constant)
-    effects = _compute_effects(state, name, readout, table.writers, value) if exact else None
+    effects = None if removed is None else _compute_effects(state, name, readout, table.writers, value, removed)
     parts = table.writers, table.words, table.values[0]
     special = (*state.encoded.flag_special_tokens(state.network), False)  # the last entry is for nodes without words
     numbers = *parts, value, effects, readout, special
@@ -446,16 +454,16 @@ def _add_constant(table: WriterTable, readout: Readout, constant: Tensor) -> Wri
 
 
 def _compute_effects(
-    state: SentenceState, name: str, readout: Readout, writers: tuple[Writer, ...], value: Tensor
+    state: SentenceState, name: str, readout: Readout, writers: tuple[Writer, ...], value: Tensor, removed: Any
 ) -> Tensor:
-    """The readout minus the readout of a run with each writer zero at its words, `[writer]`; NaN for biases."""
+    """The readout minus the readout of a run with each writer removed at its words, `[writer]`; NaN for biases."""
     cells = {k: writer.nodes for k, writer in enumerate(writers) if writer.kind != "bias"}
     effects = torch.full((len(writers),), torch.nan, dtype=torch.float64)
     if readout.spec.tpm.is_random and readout.spec.tpm.kind != "discrete":  # the mean is no value of a sweep
         for k, nodes in cells.items():
-            removed = compute_readout(state.with_interventions(dict.fromkeys(nodes, Zero())), name, readout)
-            assert removed is not None
-            effects[k] = value.double() - removed.double()
+            without = compute_readout(state.with_interventions(dict.fromkeys(nodes, removed)), name, readout)
+            assert without is not None
+            effects[k] = value.double() - without.double()
     elif cells:
         metric = _build_metric(name, readout)
         above = {*ancestors(state.ground, [readout.node])}
@@ -463,7 +471,7 @@ def _compute_effects(
         interventions = {**state.interventions, **observed}  # sweeps accept no evidence
         sentence = SimpleNamespace(state=replace(state, interventions=interventions, evidence={}, previous=None))
         at = {f"{writers[k].name} ({writers[k].kind})": nodes for k, nodes in cells.items()}
-        result = sweep(Zero(), sentence, at=at, metric=metric, progress=False)
+        result = sweep(removed, sentence, at=at, metric=metric, progress=False)
         effects[list(cells)] = -result.values.double()
     return effects
 
