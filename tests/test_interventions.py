@@ -14,6 +14,7 @@ from tests.cases import CASES, close, get_case
 from tests.sweep_oracle import D, Oracle, get_outputs, get_refusal, make_metric, make_pair, with_values
 
 INTERVENTIONS = (
+    "tensor",
     *("zero", "mean", "shift", "scale", "function", "swap", "swap entries", "project", "project on mean", "set"),
 )
 
@@ -38,6 +39,7 @@ def make_intervention(kind, shape, clean, sentences):
 
     bend = lambda v: (2 * v).tanh() - v**2 / 3  # noqa: E731
     return {
+        "tensor": (vector, lambda v, other, mean: vector),
         "zero": (Zero(), lambda v, other, mean: torch.zeros_like(v)),
         "mean": (Mean(sentences), lambda v, other, mean: mean),
         "shift": (Shift(vector), lambda v, other, mean: v + vector),

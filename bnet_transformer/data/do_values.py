@@ -550,8 +550,8 @@ def is_relative(value: object) -> bool:
 
 
 def is_intervention(value: object) -> bool:
-    """True for an intervention instead of sentences: `Zero()`, `Mean(...)`, or a change such as a function."""
-    return isinstance(value, Zero | Mean) or as_change(value) is not None
+    """True for what values become, instead of sentences: a tensor, `Zero()`, `Mean(...)`, or a change of the value."""
+    return isinstance(value, Tensor | Zero | Mean) or as_change(value) is not None
 
 
 def resolve_relative(
