@@ -404,8 +404,9 @@ def sweep(
 
     Args:
         clean: The sentence, or the list of sentences (the examples), whose values are patched into the corrupt run.
-            Or what the values of the corrupt sentences become: `Zero()`, `Mean(...)`, `Noise(...)`, `Shift(...)`,
-            `Scale(...)`, a function of the value, `Project(...)`, `Set(...)`, or `Swap(sentences, within)`.
+            Or what the values of the corrupt sentences become: a tensor with the shape of the nodes, `Zero()`,
+            `Mean(...)`, `Noise(...)`, `Shift(...)`, `Scale(...)`, a function of the value, `Project(...)`, `Set(...)`,
+            or `Swap(sentences, within)`.
         corrupt: The corrupt sentence or sentences: as many as the clean ones, each with as many words as its clean one.
             With `direction="noise"` also what the values of the clean sentences become. The pairs of a list may differ
             in length if cells and metric refer to no single word, as with `over=("slice", "head")`.
