@@ -128,8 +128,17 @@ def test_do_takes_every_intervention_also_on_entries(name):
             flat[entries] = formula(v, other, mean).reshape(-1)[entries]
             return flat.reshape(v.shape)
 
-        for key, rule in ((role, formula), (f"{role}{list(entries)}", at_entries)):
+        keys = [(role, formula), (f"{role}{list(entries)}", at_entries)]
+        for key, rule in keys if kind != "tensor" else keys[:1]:  # a tensor of entries has only these
             expected, patched = change_values(nodes, rule)(*runs), corrupt.do({key: intervention})
             for node, node_name in zip(nodes, names, strict=True):
                 close(patched.state.model.do[node], expected[node])
                 assert torch.equal(patched[node_name], patched.state.model.do[node])
+
+
+def test_a_cell_with_a_node_that_does_not_lead_to_the_metric():
+    net = bt.decoder(8, heads=2, slices=2, vocabulary=["the", "a", "cat", "dog", "sat"], norm="pre", seed=1).to(D)
+    s, metric = net.sentence("the cat sat"), {"y_2": ("cat", "dog")}
+    for change in (Project([0]), lambda v: v / v.abs().amax()):
+        both, one = (bt.sweep(change, s, at={"all": names}, metric=metric) for names in (["x_0_0", "x_2_0"], ["x_0_0"]))
+        close(both.values, one.values)

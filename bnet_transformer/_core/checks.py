@@ -174,7 +174,7 @@ def suggest_config_for_options(**configs: tuple[type[Any], ...]) -> Callable[[Ca
                 if option not in configs_of_option:
                     raise unknown_name_error(f"{name} option", option, [*known, *sorted(configs_of_option)])
                 hint = f"Pass {' or '.join(configs_of_option[option])}"
-                raise BNetError(option, expected=f"an option of {name}, not of a config", hint=hint)
+                raise BNetError(option, expected=f"an option of {name}", actual="an option of a config", hint=hint)
             return function(*args, **options)
 
         return checked

@@ -258,7 +258,8 @@ class Apply(Change):
             hint = "The function receives values [..., *shape] of many nodes at once: index the last dims"
             raise BNetError(subject, expected=f"a tensor of shape {tuple(value.shape)}", actual=actual, hint=hint)
         if bool(result.isnan().any()):
-            raise BNetError(subject, expected="numbers", actual="NaN")
+            hint = "Check the function at the values of the nodes that it changes"
+            raise BNetError(subject, expected="numbers for every value", actual="NaN", hint=hint)
         return result.to(value)
 
 
@@ -292,6 +293,8 @@ class Within(Change):
                 raise BNetError(name, expected=expected, actual=actual, hint="Use torch.linalg.qr(columns).Q")
         elif basis.dim() != 1 or not basis.numel() or basis.dtype == torch.bool or int(basis.min()) < 0:
             raise BNetError(name, expected=expected, actual=within)
+        elif len(basis.unique()) < len(basis):
+            raise BNetError(name, expected="each entry once", actual=within)
         object.__setattr__(self, "basis", basis)
 
     def check(self, name: str, spec: NodeSpec) -> None:
@@ -497,7 +500,9 @@ def as_change(value: object) -> Change | None:
         BNetError: The value is a class instead of an object, such as `Zero` instead of `Zero()`.
     """
     if isinstance(value, type):
-        raise BNetError("intervention", expected=f"an object, such as {value.__name__}()", actual=f"a class, {value}")
+        raise BNetError(
+            "intervention", expected=f"an object, such as {value.__name__}(...)", actual=f"a class, {value}"
+        )
     if isinstance(value, Change):
         return value
     return Apply(value) if callable(value) and not isinstance(value, Tensor) else None
@@ -516,6 +521,12 @@ def _check_shape(name: str, kind: str, tensor: Tensor, shape: tuple[int, ...]) -
     if tuple(tensor.shape) != shape:
         actual = f"shape {tuple(tensor.shape)}"
         raise EvidenceError(name, expected=f"{kind} of shape {shape}", actual=actual)
+
+
+def check_entries(name: str, entries: Sequence[int]) -> None:
+    """Raise an error for an entry that a name with brackets has twice."""
+    if len({*entries}) < len(entries):
+        raise EvidenceError(name, expected="each entry once, as in x_1_2[3, 5]", actual=list(entries))
 
 
 def parse_entries(values: Mapping[str, object]) -> dict[str, object]:
@@ -539,6 +550,7 @@ def parse_entries(values: Mapping[str, object]) -> dict[str, object]:
         if entries is not None:
             has_values = isinstance(value, Zero | Mean | Attend) or has_node_values(value)
             change = as_change(value)
+            check_entries(name, entries)
             value = Entries(torch.tensor(entries), value if has_values else change or Set(value, list(entries)))
         result[nodes] = value
     return result

@@ -619,9 +619,8 @@ def expand_names(model: GroundModel, subject: str, values: Mapping[str, object])
         entries = None if family.is_node else _split_value(model, family, value)
         for k, node in enumerate(family.nodes):
             if node in result:
-                raise EvidenceError(
-                    f"{subject}: {name!r} sets {model.ground.name(node)}, which has another value already"
-                )
+                fault = f"{subject}: {name!r} sets {model.ground.name(node)}, which has another value already"
+                raise EvidenceError(fault, hint="Name each node once, or set it in a second call")
             result[node] = value if entries is None else entries[k]
     return result
 

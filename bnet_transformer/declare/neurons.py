@@ -44,7 +44,8 @@ def expose_neurons(network: Network) -> Network:
     halves = {key: spec.tpm.split_neurons(*spec.tpm_parents) for key, spec in specs.items()}
     if not any(halves.values()):
         kinds = ", ".join(sorted({type(spec.tpm).__name__ for spec in network.specs}))
-        raise BNetError("expose_neurons", expected="a net with a feed-forward node", actual=f"nodes of {kinds}")
+        expected = "a net with a feed-forward node whose neurons are no nodes yet"
+        raise BNetError("expose_neurons", expected=expected, actual=f"nodes of {kinds}")
     sources = dict(specs)  # the node group whose tensors a group of the new net has
 
     def split(

@@ -335,8 +335,9 @@ def parse_threshold(threshold: object, clean: Tensor, corrupt: Tensor) -> float:
             raise BNetError("threshold", expected='a number of at least 0, or a share such as "5%"', actual=threshold)
         total = float((clean - corrupt).abs().mean())
         if total == 0 and share > 0:
-            expected = "a metric that differs between clean and corrupt, for a share of the total effect"
-            raise BNetError("threshold", expected=expected, actual="a total effect of 0", hint="Pass a number")
+            expected = "a metric that changes if all edges are left out, for a share of the total effect"
+            hint = "Pass sentences with another metric, or an intervention that changes a value on which it depends"
+            raise BNetError("threshold", expected=expected, actual="a total effect of 0", hint=hint)
         return share * total
     number = check_float("threshold", threshold)
     if number < 0:

@@ -732,6 +732,8 @@ class PatchedRun:
         axis = self.base.layout.word_dim
         row = rows.row_ids[patch.cells, patch.nodes[-1]]
         has_row = row >= 0  # a word that leads to no outcome has no row
+        if not bool(has_row.any()):
+            return values
         examples = max(values.shape[0], patch.source.shape[0])
         shape = (examples, *get_layout_shape(self.base, spec)[:-1], len(rows), *values.shape[axis + 1 :])
         values = values.expand(shape).clone()
