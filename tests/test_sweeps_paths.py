@@ -312,8 +312,8 @@ def test_an_error_of_a_metric_is_the_cause(example):
 
 def test_what_cannot_be_ablated_or_mediated(example):
     _, _, corrupt = example
-    for clean in (Attend([1.0, 0, 0]), torch.zeros(4)):
-        with pytest.raises(bt.BNetError, match="clean"):
+    for clean in (Attend([1.0, 0, 0]), torch.zeros(5)):
+        with pytest.raises(bt.BNetError):
             bt.sweep(clean, corrupt, at="x", metric={"y_2": 1})
     for clean in (Zero(), Mean(), Noise(1.0)):
         with pytest.raises(bt.BNetError):
