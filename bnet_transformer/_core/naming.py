@@ -99,9 +99,17 @@ def split_entries(name: str) -> tuple[str, tuple[int, ...] | None]:
 
     >>> split_entries("neuron_1_*[7, 9]"), split_entries("x_1_2")
     (('neuron_1_*', (7, 9)), ('x_1_2', None))
+
+    Raises:
+        BNetError: An entry occurs twice.
     """
     match = _ENTRIES_PATTERN.fullmatch(name)
-    return (name, None) if match is None else (match[1], tuple(map(int, match[2].split(","))))
+    if match is None:
+        return name, None
+    entries = tuple(map(int, match[2].split(",")))
+    if len({*entries}) < len(entries):
+        raise BNetError(name, expected="each entry once, as in x_1_2[3, 5]", actual=list(entries))
+    return match[1], entries
 
 
 def split_path(text: str) -> list[str]:

@@ -523,12 +523,6 @@ def _check_shape(name: str, kind: str, tensor: Tensor, shape: tuple[int, ...]) -
         raise EvidenceError(name, expected=f"{kind} of shape {shape}", actual=actual)
 
 
-def check_entries(name: str, entries: Sequence[int]) -> None:
-    """Raise an error for an entry that a name with brackets has twice."""
-    if len({*entries}) < len(entries):
-        raise EvidenceError(name, expected="each entry once, as in x_1_2[3, 5]", actual=list(entries))
-
-
 def parse_entries(values: Mapping[str, object]) -> dict[str, object]:
     """The interventions of `do` by the names of nodes, with entries in brackets as a change of the value.
 
@@ -550,7 +544,6 @@ def parse_entries(values: Mapping[str, object]) -> dict[str, object]:
         if entries is not None:
             has_values = isinstance(value, Zero | Mean | Attend) or has_node_values(value)
             change = as_change(value)
-            check_entries(name, entries)
             value = Entries(torch.tensor(entries), value if has_values else change or Set(value, list(entries)))
         result[nodes] = value
     return result

@@ -208,6 +208,10 @@ class NodeEvaluator:
         """The value of a node: `[*states, *shape]`."""
         return self.plan_value(node).run()
 
+    def read_value(self, node: int) -> Tensor:
+        """The value to which `do` sets a node, or else its computed value: `[*states, *shape]`."""
+        return self.model.do[node] if node in self.model.do else self.value(node)
+
     def plan_value(self, node: int) -> Plan[Tensor]:
         """The plan of the value of a node: `[*states, *shape]`."""
         fallback = partial(reference.values, self.model, node, self.evidence)
@@ -741,7 +745,7 @@ class SentenceState:
             interventions = {**self.interventions, **result, **resolved}
             evidence = {node: value for node, value in self.evidence.items() if node not in interventions}
             state = replace(self, interventions=interventions, evidence=evidence, previous=state.evaluator)
-            return lambda node: state.model.do[node] if node in state.model.do else state.evaluator.value(node)
+            return state.evaluator.read_value
 
         return result | resolve_relative(self.model, relative, evaluate)
 

@@ -218,9 +218,7 @@ def compute_means(model: GroundModel, nodes: Sequence[int], sentences: Sequence[
 def _sum_values(examples: Examples, nodes: Sequence[int]) -> Mapping[int, Tensor]:
     """The sum of each node's value over sentences, `[*shape]`, from one run of all sentences."""
     ground = examples.model.ground
-    by_group: dict[int, list[int]] = {}
-    for node in nodes:
-        by_group.setdefault(ground.group_of(node).index, []).append(node)
+    by_group = ground.split_by_group(nodes)
     state = examples.run(by_group)
     values: dict[int, Tensor] = {}
     for index, group_nodes in by_group.items():

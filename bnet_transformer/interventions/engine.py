@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -279,7 +278,7 @@ class SequentialSweep:
 
         def evaluate(resolved: Mapping[int, Tensor]) -> Callable[[int], Tensor]:
             patched = model.surgery({**fixed, **resolved})
-            return partial(_read_value, NodeEvaluator(module, patched, {}))
+            return NodeEvaluator(module, patched, {}).read_value
 
         return {**fixed, **resolve_relative(model, changes, evaluate)}
 
@@ -353,7 +352,7 @@ class SequentialSweep:
 
     def _get_value(self, is_source: bool, n: int, node: int) -> Tensor:
         """The value of a node in the source or the base run, `[*states, *shape]` if it depends on latent choices."""
-        return _read_value(self._get_evaluator(is_source, n), self._align(node) if is_source else node)
+        return self._get_evaluator(is_source, n).read_value(self._align(node) if is_source else node)
 
     def _get_source_value(self, n: int, node: int) -> Tensor:
         """The value of the source, or of an intervention without one, for a node of example `n`, `[*shape]`."""
@@ -370,11 +369,6 @@ class SequentialSweep:
             hint = "Set the choices on which it depends in both runs, by do"
             raise EvidenceError(name, expected="one value", actual="a value for each state of a choice", hint=hint)
         return value
-
-
-def _read_value(evaluator: NodeEvaluator, node: int) -> Tensor:
-    """The value of a node, `[*states, *shape]` if it depends on latent choices."""
-    return evaluator.model.do[node] if node in evaluator.model.do else evaluator.value(node)
 
 
 def _read_row(evaluator: NodeEvaluator, node: int) -> Tensor:

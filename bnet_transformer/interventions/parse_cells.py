@@ -12,7 +12,6 @@ import numpy as np
 from bnet_transformer._core.checks import check_sequence
 from bnet_transformer._core.naming import ARROW, WORD, join_path, match_names, split_entries, split_path
 from bnet_transformer.compiler.linear import count_words
-from bnet_transformer.data.do_values import check_entries
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup, count_from_start, find_family
 from bnet_transformer.interventions.cells import (
@@ -317,7 +316,6 @@ def _build_pattern_cells(model: GroundModel, named_patterns: Sequence[tuple[str,
                 paths += [NodePath(cell, nodes) for nodes in _parse_paths(model, pattern)]
                 continue
             name, entries = split_entries(pattern)
-            check_entries(pattern, entries or ())
             for node in find_family(model.ground, name).nodes:
                 group = model.ground.group_of(node).index
                 index, key = node - int(model.ground.offsets[group]), (group, entries is not None)

@@ -290,9 +290,8 @@ def compute_attention_rows(
 
 def get_layout_shape(state: ExecutionState, spec: NodeSpec) -> tuple[int, ...]:
     """The size of a group along each plate of the layout, and its number of words; 1 along missing axes."""
-    sizes, group = state.network.graph.plate_sizes, spec.group
-    plates = (sizes[plate] if plate in group.plates else 1 for plate in state.layout.plates)
-    return (*plates, 1 if group.word_stack is None else state.word_counts[group.word_stack])
+    words = 1 if spec.group.word_stack is None else state.word_counts[spec.group.word_stack]
+    return (*get_layout_sizes(state.network, spec), words)
 
 
 def get_layout_index(state: ExecutionState, spec: NodeSpec, nodes: NDArray[np.int64]) -> tuple[Tensor, ...]:
@@ -503,8 +502,8 @@ class PatchedRun:
 
     def _create_perturbation(self, index: int) -> Tensor:
         """Zeros for every node of a group in every example, with respect to which the outcomes have a gradient."""
-        network, spec = self.examples.model.network, self.specs[index]
-        words = 1 if spec.group.word_stack is None else self.examples.model.ground.word_counts[spec.group.word_stack]
+        model, spec = self.examples.model, self.specs[index]
+        network, words = model.network, count_words(model, index)
         shape = (len(self.examples), *get_layout_sizes(network, spec), words, *spec.shape)
         return torch.zeros(shape, dtype=network.dtype, device=network.device, requires_grad=True)
 

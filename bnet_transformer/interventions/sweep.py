@@ -219,6 +219,9 @@ def parse_request(
         raise BNetError("corrupt", expected="a pair that differs", actual=actual)
     if gradient is not None:
         _check_gradient(gradient, base, cells)
+    if intervention is not None and any(sites.is_attention for sites in cells.sites):
+        hint = "Pass sentences on both sides, or names of nodes"
+        raise BNetError("at", expected="nodes, for what values become", actual=cells.at, hint=hint)
     if source is None:
         ablation = _build_ablation(intervention, clean if is_noise else corrupt, base, cells, options)
         if words is not None or (gradient is not None and gradient.steps):
@@ -266,10 +269,7 @@ def _parse_sides(
 
 
 def _check_change(change: Change, base: Examples, cells: PatchCells) -> None:
-    """Raise an error for a node for which a change is not defined, or for rows of attention."""
-    if any(sites.is_attention for sites in cells.sites):
-        hint = "Pass sentences on both sides, or names of nodes"
-        raise BNetError("at", expected="nodes, for a change of values", actual=cells.at, hint=hint)
+    """Raise an error for a node for which a change is not defined."""
     ground, firsts = base.model.ground, {path.nodes[0] for path in cells.paths}
     for node in {*cells.get_patched_nodes(base.model), *firsts}:
         change.check(ground.name(node), locate_node(base.model, node)[0])
@@ -293,9 +293,6 @@ def _build_ablation(
     intervention: Any, sentences: object, base: Examples, cells: PatchCells, options: SweepOptions
 ) -> Ablation:
     """The values of an intervention on these sentences."""
-    if any(sites.is_attention for sites in cells.sites):
-        hint = 'Pass a role such as "a", or names of nodes'
-        raise BNetError("at", expected="nodes, for an intervention without another run", actual=cells.at, hint=hint)
     items = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
     return Ablation(intervention, base.model, options.memory, cells.get_patched_nodes(base.model), items)
 

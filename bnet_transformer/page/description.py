@@ -590,7 +590,7 @@ def _state_vectors(state: SentenceState, specs: Sequence[NodeSpec]) -> list[Tens
 def _state_vector(state: SentenceState, node: int) -> Tensor | None:
     """Return the value of a state, set by do or computed; None if it cannot be computed."""
     with suppress(BNetError):
-        return (state.model.do[node] if node in state.model.do else state.evaluator.value(node)).double()
+        return state.evaluator.read_value(node).double()
     return None
 
 
