@@ -290,6 +290,7 @@ def plot(name: str) -> object:
     stream = io.BytesIO()
     bt.plot(result, **EXAMPLES[name].options).savefig(stream, format="svg")
     shown = result._repr_html_() if hasattr(result, "_repr_html_") else repr(result)
+    shown = re.sub(r"\bin [\d.,]+ seconds?\b", "in some seconds", shown)  # the time of a calibration
     return [stream.getvalue(), shown.encode(), {"frame": result if hasattr(result, "to_dataframe") else None}]
 
 
