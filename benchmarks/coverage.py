@@ -37,8 +37,6 @@ SHARE = 0.9
 LEARN = ["c.logits", "W_q_0.values", "W_k_0.values", "W_v_0.values"]
 METHODS: dict[str, tuple[str, Method]] = {
     "mean-field": ("SVI, mean-field", bt.SVI(steps=1000, rate=0.03)),
-    "low-rank": ("SVI, low-rank", bt.SVI(guide="low-rank", steps=300)),
-    "full-rank": ("SVI, full-rank", bt.SVI(guide="full-rank", steps=300)),
     "laplace": ("Laplace", bt.Laplace(reweight=False)),
     "reweighted": ("Laplace, reweighted if k-hat < 0.7", bt.Laplace()),
     "nuts": ("NUTS", bt.NUTS(chains=1, draws=1000, warmup=150)),

@@ -459,7 +459,6 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "samplers": (
         "fit(x, bt.Laplace(restarts=1, draws=20))",
-        "fit(x, bt.SVI(steps=3, draws=4, guide='low-rank', rank=2))",
         "fit(x, bt.SVI(steps=3, draws=4, choices='sampled'))",
         "fit(x, bt.NUTS(chains=1, draws=3, warmup=3))",
         "bt.fit(x.net, x.data, method=bt.MAP(steps=3, restarts=2), progress=False).heads",

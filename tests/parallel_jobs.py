@@ -12,7 +12,6 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer._core.distributed import single_process
-from bnet_transformer.attention import damage
 from bnet_transformer.learning.fit.adam import GradientOptimizer
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
@@ -67,54 +66,15 @@ def run_fits(count, folder=None):
     }
 
 
-def query_fits(count):
-    """Run queries of fits on many sentences: of a point estimate and of posterior samples."""
-    data, result = make_vectors(count), {}
-    point, word = (
-        fit(mixture(), make_vectors(6), method=bt.MAP(steps=1, optimizer="first-order")),
-        fit(mixture("word"), make_vectors(6), method=bt.MAP(steps=1, optimizer="first-order")),
-    )
-    samples = fit(mixture(), data, method=bt.SVI(steps=2, draws=3), spread=1.0)
-    for name, f in (("point", point), ("word", word), ("samples", samples)):
-        posteriors = f.responsibilities(data), f.log_likelihood(data), f.predict(data[0])
-        result[name] = [*posteriors, f.log_likelihoods] if f.samples else [*posteriors]
-    comparison = point.compare(samples, data)
-    return result | {"compared": [comparison.overlap, comparison.gain, comparison.gain_error]}
-
-
-def analyze_heads(count):
-    """Inclusion and damage of heads, roles of heads, and the tree of words."""
+def analyze_attention(count):
+    """Roles of heads, and the tree of words."""
     net, texts = make_summed(observe=Categorical(3)), TEXTS[:count]
-    pairs = [(text, [k % 3 for k in range(len(text.split()))]) for text in texts]
-    result = {}
-    for name, data, options in (
-        ("observed", pairs, {}),
-        ("around", texts, {"sigma": 0.5}),
-        ("svi", pairs, {"method": "svi", "rounds": 3}),
-        ("gibbs", pairs, {"method": "gibbs", "rounds": 8}),
-        ("svi around", texts, {"method": "svi", "rounds": 3, "output": "x_2"}),
-    ):
-        f = bt.inclusion(net, data, draws=32, progress=False, **options)
-        names = (
-            "rho",
-            "log_bayes",
-            "error",
-            "inclusion",
-            "importance",
-            "importance_error",
-            "ablation",
-            "idle",
-            "losses",
-        )
-        result[name] = [getattr(f, name_) for name_ in names]
-        curve = damage(f, counts=[1, 2], progress=False)
-        result[f"damage, {name}"] = [curve.values, curve.error]
     r = bt.roles(net, texts, draws=100)
     names = ("mean", "low", "high", "spread", "counts", "chance", "above", "top", "by_sentence")
-    result["roles"] = [getattr(r, name_) for name_ in names]
     sentences = ["the cat sat", "a mat on", "sat the mat", "cat a the", "on the cat", "mat sat a"]
     tan = net.tan(sentences, [0, 1, 0, 1, 0, 1])
-    return result | {"tan": [torch.from_numpy(tan.information), list(tan.parents)]}
+    tree = [torch.from_numpy(tan.information), list(tan.parents)]
+    return {"roles": [getattr(r, name) for name in names], "tan": tree}
 
 
 def make_batch(k):
@@ -161,34 +121,38 @@ def run_killed(folder):
 
 def run_all(folder):
     """Run everything that gives equal results in two processes and in one."""
-    return run_killed(folder) | run_fits(7) | query_fits(7) | analyze_heads(7)
+    return run_killed(folder) | run_fits(7) | analyze_attention(7)
 
 
 def run_unequal(folder):
     """Run calls that raise an error if they differ between ranks, and calls on fewer sentences than ranks."""
-    result = run_fits(2) | query_fits(2) | analyze_heads(2)
+    result = run_fits(2) | analyze_attention(2)
     f = fit(mixture(), make_vectors(6), method=bt.MAP(steps=1, optimizer="first-order"))
-    per_slice = fit(mixture("slice", slices=2), make_vectors(6), method=bt.MAP(steps=1, optimizer="first-order"))
     messages = []
     for call in (
         lambda: fit(mixture(), tuple(part + (RANK == 1) for part in make_vectors(6)), method=bt.MAP(steps=1)),
-        lambda: f.log_likelihood(make_vectors(4)) if RANK == 2 else f.responsibilities(make_vectors(4)),
+        lambda: run_training() if RANK == 2 else bt.roles(make_summed(), TEXTS),
         lambda: run_training(rate=0.02 + 0.01 * RANK),
-        lambda: per_slice.responsibilities(make_vectors(4), selector=f"c_{int(RANK == 1)}"),
     ):
         try:
             call()
         except bt.BNetError as error:
             messages.append(str(error))
+    result["queries"] = query_fit(f)
     if RANK == 0:
         with single_process():
-            result["by itself"] = [f.responsibilities(make_vectors(5))]
+            result["by itself"] = [run_training().losses]
     for r in ({"mine": fail_on_rank_2}, None) if WORLD > 1 else ():  # the second query finds the process group closed
         try:
             bt.roles(make_summed(), TEXTS, relations=r)
         except bt.BNetError as error:
             messages.append(str(error))
     return result | {"refused": messages}
+
+
+def query_fit(f):
+    """Queries that no rank shares, so each can make others."""
+    return [f.responsibilities(make_vectors(4)), f.predict(make_vectors(4)[0]) if RANK == 0 else f.log_likelihoods]
 
 
 def fail_on_rank_2(words):

@@ -94,7 +94,6 @@ PARTS = {
     "nuts of weights": (make_fit(bt.NUTS(chains=3, warmup=25, draws=4), spread=1.0, learn=["W_v_0.values"]), 3),
     "em by second-order steps": (make_fit(bt.EM(steps=40, restarts=4, optimizer="second-order"), spread=1.0), 5),
     "laplace": (make_fit(bt.Laplace(draws=5, restarts=2), spread=1.0), 3),
-    "svi with a Normal guide": (make_fit(bt.SVI(steps=4, draws=3, guide="full-rank"), spread=1.0), 5),
 }
 
 

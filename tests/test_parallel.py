@@ -1,11 +1,10 @@
-"""Several processes give the results of one: fits, queries of many sentences, runs in which a rank was killed."""
+"""Several processes give the results of one: training, fits, roles of heads, runs in which a rank was killed."""
 
 import os
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ import bnet_transformer as bt
 from bnet_transformer._core import distributed as parallel
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, single_process
 from bnet_transformer._core.files import compute_digest
-from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.tpm import Categorical
 from tests import parallel_jobs as jobs
 
@@ -44,7 +42,7 @@ def check_equal(actual, expected, path=""):
 
 @pytest.mark.slow
 def test_two_processes_with_a_rank_killed_twice_equal_one_process(tmp_path):
-    """Training and a fit resume from their checkpoints; then all fits, and all queries of many sentences."""
+    """Training and a fit resume from their checkpoints; then all fits, and the analyses that ranks share."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "2"]
     process = subprocess.run(
         [sys.executable, *command, str(ROOT / "tests/parallel_jobs.py"), "run_all", str(tmp_path)],
@@ -57,7 +55,7 @@ def test_two_processes_with_a_rank_killed_twice_equal_one_process(tmp_path):
     train, result = jobs.run_training(), jobs.run_fit()
     check_equal(first.pop("train"), [train.losses, train.held_out, dict(train.net.parameters)])
     check_equal(first.pop("fit"), jobs.numbers(result))
-    check_equal(first, jobs.run_fits(7) | jobs.query_fits(7) | jobs.analyze_heads(7))
+    check_equal(first, jobs.run_fits(7) | jobs.analyze_attention(7))
 
 
 def run_three_ranks(job, folder):
@@ -85,16 +83,15 @@ def test_three_processes_with_two_sentences_and_what_they_refuse(tmp_path):
     outputs, statuses = run_three_ranks("run_unequal", tmp_path)
     assert statuses == [0, 0, 1], "\n".join(outputs)
     assert "this rank fails" in outputs[2]
-    expected = jobs.run_fits(2) | jobs.query_fits(2) | jobs.analyze_heads(2)
+    expected = jobs.run_fits(2) | jobs.analyze_attention(2)
     for rank in range(2):
         result = torch.load(tmp_path / f"run_unequal{rank}")
-        data, question, rate, selector, removed, closed = result.pop("refused")
+        data, call, rate, removed, closed = result.pop("refused")
         assert "torchrun, fit" in data and "other data on rank 1" in data
-        assert "torchrun, responsibilities" in question and "log_likelihood on rank 2" in question
+        assert "torchrun, roles" in call and "train on rank 2" in call
         assert "torchrun, train" in rate and "other rate on rank 1" in rate
-        assert "torchrun, responsibilities" in selector and "other selector on rank 1" in selector
         assert all("another rank failed or stopped" in message for message in (removed, closed))
-        result.pop("by itself", None)
+        result.pop("by itself", None), result.pop("queries")
         check_equal(result, expected)
 
 
@@ -171,23 +168,6 @@ def test_by_itself_a_process_waits_for_nobody(monkeypatch):
         assert context.world_size == 1
     with single_process():
         assert bt.train(bt.decoder(8, heads=2, slices=1, vocabulary=["a", "b"]), ["a b"], steps=1).steps == 1
-
-
-@pytest.mark.parametrize(("world_size", "total"), [("2", 2), ("1", 1)])
-def test_values_cached_by_a_single_process_are_recomputed_by_all(monkeypatch, world_size, total):
-    f, calls = jobs.fit(jobs.mixture(), jobs.make_vectors(3), method="svi", steps=1, draws=2, spread=1.0), []
-    monkeypatch.setenv("WORLD_SIZE", world_size)
-    monkeypatch.setattr(Fit, "_compute_log_likelihoods", lambda self: calls.append(1) or torch.zeros(1))
-    for context, count in (
-        (single_process, 1),
-        (single_process, 1),
-        (nullcontext, total),
-        (nullcontext, total),
-        (single_process, total),
-    ):
-        with context():
-            f.log_likelihoods  # noqa: B018
-        assert len(calls) == count
 
 
 @pytest.mark.parametrize(

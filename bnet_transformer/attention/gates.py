@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
 from bnet_transformer.compiler.gather import ExecutionState, batch_to_request, gates_to_changes
 from bnet_transformer.compiler.module import CompiledModule, find_default_output
 from bnet_transformer.data import Batch
@@ -147,7 +146,7 @@ class CorpusPart:
 
 @dataclass(frozen=True)
 class GatedRuns:
-    """A net, its sites, the sentences (under torchrun those of this rank), and the targets of the likelihood.
+    """A net, its sites, the sentences, and the targets of the likelihood.
 
     With observations, `log P` of a sentence is `log P(y | x, gates)` of the `targets`, up to a constant. Without them
     it is `- |f(gates) - f(all on)|^2 / 2` of an output f, which is `log Normal(f(all on); f(gates), sigma)` times
@@ -159,7 +158,6 @@ class GatedRuns:
     corpus: Batch
     targets: tuple[str, ...]
     num_heads: int
-    ranks: DistributedContext = SINGLE_PROCESS
 
     @property
     def target_indices(self) -> tuple[int, ...]:
@@ -183,7 +181,7 @@ class GatedRuns:
         groups = dict.fromkeys(index for site in sites for index in (site.spec.group.index, *site.side_inputs))
         output = () if self.is_observed else self.target_indices
         outputs, network = (*groups, *output), self.module.network
-        for indices, corpus in self.corpus.split_by_length(network, max_words) if len(self.corpus) else ():
+        for indices, corpus in self.corpus.split_by_length(network, max_words):
             values: list[Tensor] = []
             if outputs:
                 execution = self.execute(outputs, corpus)
@@ -285,7 +283,7 @@ class GatedRuns:
         return execution
 
     def log_prob_table(self, gates: Tensor, update_progress: Callable[[int], object]) -> Tensor:
-        """Compute `log P` of each sentence of all ranks for each gate setting, `[site, sentence, setting]`."""
+        """Compute `log P` of each sentence for each gate setting, `[site, sentence, setting]`."""
         table = torch.empty(len(self.sites), len(self.corpus), len(gates), dtype=torch.float64)
         width = self.bytes_per_word()
         max_words = max(1, WORDS_PER_PART // len(gates))  # a word is computed once for each setting
@@ -297,7 +295,7 @@ class GatedRuns:
                     chunk = slice(start, start + chunk_size)
                     table[k, part.indices, chunk] = self.log_probs_by_setting(site, part, gates[chunk]).cpu()
                     update_progress(len(part) * len(gates[chunk]))
-        return self.ranks.all_gather(table.transpose(0, 1)).transpose(0, 1) if self.ranks.world_size > 1 else table
+        return table
 
     def gradient_part_size(self) -> int:
         """Return the number of words of a part for gradients, which need the activations of every slice."""
@@ -614,23 +612,20 @@ def _resample(log_weights: Tensor, generator: torch.Generator) -> Tensor:
     return (indices + POPULATION_SIZE * torch.arange(NUM_POPULATIONS)[:, None]).flatten()
 
 
-def sample_rho(
-    log_ratios: Tensor, num_samples: int, generator: torch.Generator, ranks: DistributedContext = SINGLE_PROCESS
-) -> tuple[Tensor, Tensor]:
+def sample_rho(log_ratios: Tensor, num_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Sample rho from the density `prod_s (1 - rho + rho e^ratio_s)` of each row, and compute its log integral.
 
     Args:
-        log_ratios: The log likelihood ratios, `[row, sentence]`; each rank passes those of its sentences.
+        log_ratios: The log likelihood ratios, `[row, sentence]`.
         num_samples: The number of samples of each row.
-        generator: The random generator; all ranks draw the same samples.
-        ranks: The processes.
+        generator: The random generator.
 
     Returns:
         The samples, `[row, draw]`, and the log integrals, `[row]`.
     """
     # The conditional density of one rho is log-concave and one-dimensional, so a grid around its mode integrates it.
     # Its piecewise linear interpolation is sampled by inversion: within a piece the cumulative is quadratic.
-    grid, log = log_density_grid(log_ratios, ranks)
+    grid, log = log_density_grid(log_ratios)
     maximum = log.amax(1, keepdim=True)
     weight = (log - maximum).exp()
     pieces = 0.5 * (weight[:, 1:] + weight[:, :-1]) * (grid[:, 1:] - grid[:, :-1])
@@ -647,7 +642,7 @@ def sample_rho(
     return rho.clamp(MIN_RHO, 1 - MIN_RHO), total.log() + maximum[:, 0]
 
 
-def log_density_grid(log_ratios: Tensor, ranks: DistributedContext = SINGLE_PROCESS) -> tuple[Tensor, Tensor]:
+def log_density_grid(log_ratios: Tensor) -> tuple[Tensor, Tensor]:
     """Compute `sum_s log(1 - rho + rho e^ratio_s)` of each row on a grid near its mode.
 
     Returns:
@@ -660,7 +655,7 @@ def log_density_grid(log_ratios: Tensor, ranks: DistributedContext = SINGLE_PROC
     is_coarse = True
     while is_coarse:
         grid = _grid_points(low, top, COARSE_POINTS)
-        log = ranks.all_reduce(_log_density(log_ratios, grid))
+        log = _log_density(log_ratios, grid)
         high = log >= log.amax(1, keepdim=True) - LOG_DENSITY_CUTOFF
         positions = torch.arange(COARSE_POINTS).expand_as(high)
         first = torch.where(high, positions, COARSE_POINTS).amin(1, keepdim=True).sub(1).clamp(min=0)
@@ -668,7 +663,7 @@ def log_density_grid(log_ratios: Tensor, ranks: DistributedContext = SINGLE_PROC
         low, top = grid.gather(1, first), grid.gather(1, last)
         is_coarse = bool((last - first < MIN_COARSE_POINTS).any()) and bool((top - low > 1e-12).all())
     grid = _grid_points(low, top, FINE_POINTS)
-    return grid, ranks.all_reduce(_log_density(log_ratios, grid))
+    return grid, _log_density(log_ratios, grid)
 
 
 def _grid_points(low: Tensor, high: Tensor, count: int) -> Tensor:
@@ -732,7 +727,7 @@ def relaxed_gate_posterior(
     """Compute the posterior of all gates by stochastic variational inference.
 
     Args:
-        runs: The gated runs. The random numbers of a sentence do not depend on the number of ranks.
+        runs: The gated runs.
         scale: The factor by which `log P` of a run is multiplied.
         rounds: The number of rounds; a round relaxes each gate of each sentence once.
         draws: The number of samples of rho.
@@ -745,31 +740,29 @@ def relaxed_gate_posterior(
     # The estimate is biased by the gates that are relaxed together, one in RELAXATION_STRIDE. The optimal q(rho) is
     # `prod_s (1 - rho + rho exp e_s)`. Dependent gates have many optima, so the power of the likelihood rises from 0 to
     # 1 during the warmup, and the estimates after it are averaged.
-    shape, ranks = (len(runs.corpus), len(runs.sites), runs.num_heads), runs.ranks
+    shape = len(runs.corpus), len(runs.sites), runs.num_heads
     log_odds, parts = _GateLogOdds(shape), list(runs.parts(runs.gradient_part_size()))
-    count = sum(ranks.all_gather_object(shape[0]))
     warmup = max(1, round(WARMUP_FRACTION * rounds))
     for step in range(rounds):
         power = min(1.0, (step + 1) / warmup) ** 2
         for offset in range(count_passes(shape[1] * shape[2])):
-            rho = sample_rho(power * log_odds.current.flatten(1).T, 1, generator, ranks)[0].reshape(shape[1:])
-            uniforms = torch.rand(2, count, *shape[1:], generator=generator, dtype=torch.float64).transpose(0, 1)
-            uniforms = ranks.shard(uniforms)
+            rho = sample_rho(power * log_odds.current.flatten(1).T, 1, generator)[0].reshape(shape[1:])
+            uniforms = torch.rand(2, *shape, generator=generator, dtype=torch.float64).transpose(0, 1)
             for part in parts:
                 probs = torch.sigmoid(torch.logit(rho) + power * log_odds.current[part.indices])
                 is_relaxed, slope = _relaxed_slopes(runs, part, probs, offset, uniforms[part.indices])
                 log_odds.update(part.indices, is_relaxed, scale * slope, step >= warmup)
                 update_progress(len(part))
     mean, variance = (inclusion.flatten(1) for inclusion in log_odds.mean_and_variance())
-    rho, log_bayes = sample_rho(mean.T, draws, generator, ranks)
+    rho, log_bayes = sample_rho(mean.T, draws, generator)
     inclusion = torch.sigmoid(torch.logit(rho[:, :64].T)[:, None] + mean).mean(0)  # [sentence, site * head]
-    error = ranks.all_reduce((inclusion.square() * variance).sum(0)).sqrt()
+    error = (inclusion.square() * variance).sum(0).sqrt()
     return GatePosterior(
         rho.T.reshape(draws, *shape[1:]),
         torch.full(shape[1:], torch.nan, dtype=torch.float64),  # the approximation has no error
         log_bayes.reshape(shape[1:]),
         error.reshape(shape[1:]),
-        ranks.all_gather(inclusion.reshape(shape)),
+        inclusion.reshape(shape),
         None,
     )
 
@@ -783,7 +776,7 @@ def _relaxed_slopes(
     """
     threshold, values = uniforms.unbind(1)
     gates, count = (threshold < probabilities).double(), probabilities[0].numel()
-    offsets = torch.arange(count) + runs.ranks.global_indices(part.indices)[:, None] + offset
+    offsets = torch.arange(count) + part.indices[:, None] + offset
     is_relaxed = (offsets % count_passes(count) == 0).reshape(probabilities.shape)
     network = runs.module.network
     leaf = torch.where(is_relaxed, values, gates).to(network.device, network.dtype).requires_grad_()
@@ -894,8 +887,8 @@ def gibbs_gate_posterior(
     # from the posterior restricted to them, and else it stays, so this step too leaves the posterior invariant. The
     # power of the likelihood rises geometrically in the warmup, so the stored settings include several modes.
     # For the Bayes factors, one more chain for each head has `rho = 0` for this head.
-    shape, ranks, num_local = (len(runs.sites), runs.num_heads), runs.ranks, len(runs.corpus)
-    num_gates, count = math.prod(shape), sum(ranks.all_gather_object(num_local))
+    shape, count = (len(runs.sites), runs.num_heads), len(runs.corpus)
+    num_gates = math.prod(shape)
     is_zero = torch.cat([torch.zeros(NUM_FREE, num_gates), torch.eye(num_gates)]).bool()  # [chain, gate]
     num_chains = len(is_zero)
     parts = list(runs.parts(max(1, runs.gradient_part_size() // num_chains)))
@@ -910,17 +903,16 @@ def gibbs_gate_posterior(
 
     def draw_uniforms() -> Tensor:
         """Draw a uniform number for each gate, and one more, `[sentence, chain, gate + 1]`."""
-        uniforms = torch.rand(count, num_chains, num_gates + 1, generator=generator, dtype=torch.float64)
-        return ranks.shard(uniforms)
+        return torch.rand(count, num_chains, num_gates + 1, generator=generator, dtype=torch.float64)
 
     rho = torch.rand(num_chains, num_gates, generator=generator, dtype=torch.float64).clamp(MIN_RHO, 1 - MIN_RHO)
     log_odds = torch.where(is_zero, -CERTAIN, torch.logit(rho))
     gates = draw_uniforms()[..., :-1] < torch.sigmoid(log_odds)  # [sentence, chain, gate]
-    log_probs, stored = compute_log_probs(gates), _StoredSettings(num_local, num_gates)
+    log_probs, stored = compute_log_probs(gates), _StoredSettings(count, num_gates)
     stored.add(gates, log_probs)
     num_warmup = max(1, round(GIBBS_WARMUP_FRACTION * rounds))
     num_on, by_flips, by_settings = [], [], []  # of each sweep after the warmup, [chain, gate]
-    inclusion = torch.zeros(num_local, num_gates, dtype=torch.float64)
+    inclusion = torch.zeros(count, num_gates, dtype=torch.float64)
     for sweep in range(rounds):
         is_warmup, uniforms, log_integrals = sweep < num_warmup, draw_uniforms(), torch.empty_like(log_odds)
         power = MIN_POWER ** (1 - (sweep + 1) / num_warmup) if is_warmup else 1.0
@@ -930,7 +922,7 @@ def gibbs_gate_posterior(
             flipped[..., gate] = ~is_on
             log_flipped = compute_log_probs(flipped)
             ratio = power * torch.where(is_on, log_probs - log_flipped, log_flipped - log_probs)
-            rho, log_integrals[:, gate] = sample_rho(ratio.T, 1, generator, ranks)
+            rho, log_integrals[:, gate] = sample_rho(ratio.T, 1, generator)
             log_odds[:, gate] = torch.where(is_zero[:, gate], -CERTAIN, torch.logit(rho[:, 0]))
             probs = torch.sigmoid(ratio + log_odds[:, gate])
             will_be_on = uniforms[..., gate] < probs
@@ -945,9 +937,9 @@ def gibbs_gate_posterior(
             stored.add(torch.cat(run_gates, 1), torch.cat(run_log_probs, 1))
             continue
         gates, log_probs, ratios = stored.sample(gates, log_probs, log_odds, uniforms[..., -1])
-        num_on.append(ranks.all_reduce(gates[:, :NUM_FREE].sum(0).double()))
+        num_on.append(gates[:, :NUM_FREE].sum(0).double())
         by_flips.append(log_integrals)
-        by_settings.append(sample_rho(ratios.flatten(1).T, 1, generator, ranks)[1].reshape(log_odds.shape))
+        by_settings.append(sample_rho(ratios.flatten(1).T, 1, generator)[1].reshape(log_odds.shape))
     counts = torch.stack(num_on, 1)
     rho, rhat = _sample_shares(counts, count, draws, generator)
     by_state = torch.stack([torch.stack(by_flips, 1), torch.stack(by_settings, 1)])  # [kind, chain, sweep, gate]
@@ -958,7 +950,7 @@ def gibbs_gate_posterior(
         _estimate_rho_error(counts, count, draws, rhat).reshape(shape),
         log_bayes.reshape(shape),
         error.reshape(shape),
-        ranks.all_gather(inclusion.reshape(num_local, *shape)),
+        inclusion.reshape(count, *shape),
         None,
         rhat.reshape(shape),
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_float, check_int, check_seed, check_sequence
-from bnet_transformer._core.distributed import DistributedContext, distributed_context
+from bnet_transformer._core.distributed import SINGLE_PROCESS
 from bnet_transformer._core.files import derive_seed
 from bnet_transformer._core.process import check_memory, translate_memory_errors
 from bnet_transformer._core.results import Result
@@ -472,23 +472,19 @@ def inclusion(
     check_memory(f"{draws} draws", 8 * draws * len(runs.sites) * runs.num_heads, "fewer draws=")
     if method == "exact":
         _check_budget(runs, check_int("budget", budget))
-    with distributed_context(network.device) as ranks:
-        bars = _create_bars(progress, ranks)
-        settings = method, sigma, output, role, interval, draws, rounds, seed, runs.targets
-        ranks.assert_same("inclusion", net=network, data=runs.corpus, settings=settings)
-        local_runs, generator = _shard_runs(runs, ranks), torch.Generator().manual_seed(seed)
-        if method == "exact":
-            estimate, losses, idle, sigma = _infer_exactly(local_runs, sigma, draws, generator, bars)
-        else:
-            estimate, losses, idle, sigma = _infer_jointly(local_runs, method, sigma, draws, rounds, generator, bars)
-        with bars("sentences", len(local_runs.corpus)) as bar:
-            slopes, error = importance(local_runs, sigma, seed, bar.update)
+    bars, generator = _create_bars(progress), torch.Generator().manual_seed(seed)
+    if method == "exact":
+        estimate, losses, idle, sigma = _infer_exactly(runs, sigma, draws, generator, bars)
+    else:
+        estimate, losses, idle, sigma = _infer_jointly(runs, method, sigma, draws, rounds, generator, bars)
+    with bars("sentences", len(runs.corpus)) as bar:
+        slopes, error = importance(runs, sigma, seed, bar.update)
     ablation_mean, ablation_error = mean_and_error(losses)
     return Inclusion(
-        slices=tuple(site.name for site in local_runs.sites),
+        slices=tuple(site.name for site in runs.sites),
         method=method,
         sentences=len(losses),
-        likelihood=_describe_likelihood(local_runs),
+        likelihood=_describe_likelihood(runs),
         sigma=sigma,
         interval=float(interval),
         **vars(estimate),
@@ -503,10 +499,10 @@ def inclusion(
     )
 
 
-def _create_bars(progress: bool | None, ranks: DistributedContext) -> CreateProgressBar:
+def _create_bars(progress: bool | None) -> CreateProgressBar:
     """Return a function that creates the progress bars of a run."""
     loop = LoopConfig(progress=progress)
-    return lambda unit, total: loop.progress_bar(ranks, total, 0, f" {unit}")
+    return lambda unit, total: loop.progress_bar(SINGLE_PROCESS, total, 0, f" {unit}")
 
 
 # The posterior, the loss in nats with each head off, which heads are idle, and the standard deviation of the output.
@@ -632,40 +628,22 @@ def damage(
             for head in ranked[:off]:
                 gates[(m, k, *head)] = 0.0
     settings = [torch.ones_like(gates[0, 0]), *gates.flatten(0, 1)]
-    with distributed_context(result.network.device) as ranks, torch.no_grad():
-        ranks.assert_same("damage", net=result.network, data=runs.corpus, settings=(counts, order, is_normal))
-        local_runs = _shard_runs(runs, ranks)
-        losses = torch.zeros(len(local_runs.corpus), len(settings) - 1, dtype=torch.float64)
-        with _create_bars(progress, ranks)("sentences", len(local_runs.corpus)) as bar:
-            for part in local_runs.parts():
-                rows = (g.expand(len(part), -1, -1).to(ranks.device) for g in settings)
-                full, *log_probs = (local_runs.gated_log_probs(part, row) for row in rows)
-                losses[part.indices] = (scale * (full - torch.stack(log_probs)).double().cpu()).T
-                bar.update(len(part))
-        all_losses = ranks.all_gather(losses)
-    shape = gates.shape[:2]
+    losses = torch.zeros(len(runs.corpus), len(settings) - 1, dtype=torch.float64)
+    with torch.no_grad(), _create_bars(progress)("sentences", len(losses)) as bar:
+        for part in runs.parts():
+            rows = (g.expand(len(part), -1, -1).to(result.network.device) for g in settings)
+            full, *log_probs = (runs.gated_log_probs(part, row) for row in rows)
+            losses[part.indices] = (scale * (full - torch.stack(log_probs)).double().cpu()).T
+            bar.update(len(part))
     labels = {"measure": MEASURES, "heads off": tuple(map(str, numbers))}
-    mean, error = (values.reshape(shape) for values in mean_and_error(all_losses))
-    return Damage(("measure", "heads off"), labels, mean, error, len(all_losses), order)
+    mean, error = (values.reshape(gates.shape[:2]) for values in mean_and_error(losses))
+    return Damage(("measure", "heads off"), labels, mean, error, len(losses), order)
 
 
 def _describe_likelihood(runs: GatedRuns) -> str:
     """Describe the likelihood."""
     names = ", ".join(runs.targets)
     return f"P({names} | x)" if runs.is_observed else f"{NORMAL_AROUND}{names}"
-
-
-def _shard_runs(runs: GatedRuns, ranks: DistributedContext) -> GatedRuns:
-    """Return the runs of this rank's sentences, on its device."""
-    if ranks.world_size == 1:
-        return runs
-    corpus = ranks.shard(runs.corpus).to(ranks.device)
-    return replace(runs, module=_compile_frozen(ranks.to_device(runs.module.network)), corpus=corpus, ranks=ranks)
-
-
-def _compile_frozen(network: Network) -> CompiledModule:
-    """Compile the net, in evaluation mode and without gradients of parameters."""
-    return CompiledModule(network).eval().requires_grad_(False)
 
 
 def create_runs(
@@ -689,7 +667,8 @@ def create_runs(
     indices = [network.graph.get_group(name).index for name in targets]
     head_sites = find_head_sites(network, role, indices)
     head_sites = head_sites if sites is None else tuple(site for site in head_sites if site.name in sites)
-    return GatedRuns(_compile_frozen(network), head_sites, corpus.to(network.device), targets, head_sites[0].num_heads)
+    module = CompiledModule(network).eval().requires_grad_(False)
+    return GatedRuns(module, head_sites, corpus.to(network.device), targets, head_sites[0].num_heads)
 
 
 def _check_budget(runs: GatedRuns, budget: int) -> None:
@@ -724,10 +703,10 @@ def importance(
         if sigma is None:
             slopes[part.indices] = gate_slopes(runs, part).abs()
         else:
-            sampled = [gate_slopes(runs, sample).abs() for sample in _sample_outputs(runs, part, sigma, seed)]
+            sampled = [gate_slopes(runs, sample).abs() for sample in _sample_outputs(part, sigma, seed)]
             slopes[part.indices] = torch.stack(sampled).mean(0) / sigma**2
         update_progress(len(part))
-    return mean_and_error(runs.ranks.all_gather(slopes))
+    return mean_and_error(slopes)
 
 
 def gate_slopes(runs: GatedRuns, part: CorpusPart) -> Tensor:
@@ -738,12 +717,12 @@ def gate_slopes(runs: GatedRuns, part: CorpusPart) -> Tensor:
     return slopes.double().cpu()
 
 
-def _sample_outputs(runs: GatedRuns, part: CorpusPart, sigma: float, seed: int) -> Iterator[CorpusPart]:
+def _sample_outputs(part: CorpusPart, sigma: float, seed: int) -> Iterator[CorpusPart]:
     """Iterate over samples of outputs around the full output; the random numbers depend only on the sentence."""
     assert part.full_output is not None
     full = part.full_output.expand(len(part), *part.full_output.shape[1:])
     noise = []
-    for sentence in runs.ranks.global_indices(part.indices).tolist():
+    for sentence in part.indices.tolist():
         generator = torch.Generator().manual_seed(derive_seed(seed, "output", sentence))
         noise.append(torch.randn(OUTPUT_SAMPLES, *full.shape[1:], generator=generator, dtype=torch.float64))
     for sample in torch.stack(noise, 1):

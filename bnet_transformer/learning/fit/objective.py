@@ -527,15 +527,10 @@ class SVI(IterativeMethod):
     """Stochastic variational inference. The exact log evidence is a factor of the model.
 
     The mean-field guide is a Dirichlet for each row of a table and a Normal for each weight. It underestimates the
-    posterior spread, so a fit of weights by it has no intervals. The other guides are Normal distributions in
-    coordinates with a fixed gauge. They start at the Laplace approximation (`bt.Laplace`). If their Pareto k-hat is
-    below 0.7, their draws are reweighted by the exact density; otherwise they have no intervals either.
+    posterior spread, so a fit of weights by it has no intervals; those of `bt.Laplace` and `bt.NUTS` have.
 
     Args:
-        guide: `"mean-field"`; `"full-rank"`, a Normal distribution with any covariance; or `"low-rank"`, whose
-            covariance is that of the Laplace approximation with another scale of each of its axes, plus a matrix of
-            rank `rank`.
-        rank: The rank of the low-rank guide.
+        guide: `"mean-field"`, the only guide.
         steps: The number of Adam steps.
         rate: The peak learning rate. It rises during the first 5% of the steps and decays to 0 as a cosine.
         clip: The maximum norm of the gradient; None for no clipping.
@@ -560,15 +555,12 @@ class SVI(IterativeMethod):
     choices: str = "exact"
     anneal: float | None = None
     guide: str = "mean-field"
-    rank: int = 8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("guide", self.guide, ("mean-field", "low-rank", "full-rank"))
-        check_options(self, check_int, "rank")
-        if self.guide != "mean-field" and self.choices != "exact":
-            expected = "'mean-field', because a Normal guide requires choices that are summed (choices='exact')"
-            raise BNetError("guide", expected=expected, actual=self.guide)
+        if self.guide != "mean-field":
+            hint = "Use bt.Laplace(), a Normal distribution with any covariance, or bt.NUTS(): both have intervals"
+            raise BNetError("guide", expected="'mean-field', the only guide", actual=self.guide, hint=hint)
         check_options(self, check_int, "draws")
         check_choice("choices", self.choices, ("exact", "sampled"))
         if self.anneal is not None and (self.choices == "exact" or not 0 < check_float("anneal", self.anneal) <= 1):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic
 
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_fraction, check_int
-from bnet_transformer._core.distributed import DistributedContext, distributed_context, is_distributed, single_process
 from bnet_transformer._core.process import translate_memory_errors
 from bnet_transformer._core.results import Fields, Result
 from bnet_transformer._core.stats import MAX_KHAT
@@ -98,10 +98,8 @@ class Fit(Result, Generic[N]):
             log posterior density up to a constant, which is the log evidence if there is no prior.
         known_likelihoods: The log likelihoods that a loaded fit contains, `[chain, draw, sentence]`; None otherwise.
         effective_sample_size: The effective sample size of importance weights; None if draws are not weighted.
-        khat: The Pareto k-hat of the importance weights of `laplace`, or of a Normal guide of `svi`: below 0.7 they are
-            reliable. It does not detect
+        khat: The Pareto k-hat of the importance weights of `laplace`: below 0.7 they are reliable. It does not detect
             modes that no start found. None for other methods.
-        guide: The guide of `svi`: `"mean-field"`, `"low-rank"` or `"full-rank"`; None for other methods.
         log_marginal_likelihood: The log marginal likelihood of the training data by importance sampling, for
             `method="laplace"`. It is None, with the reason in `notes`, unless every head is live and separate from the
             others, the Hessian is positive definite and `khat` is below 0.7.
@@ -139,10 +137,8 @@ class Fit(Result, Generic[N]):
     known_likelihoods: Tensor | None = field(default=None, repr=False)
     effective_sample_size: float | None = field(default=None, repr=False)
     khat: float | None = None
-    guide: str | None = field(default=None, repr=False)
     log_marginal_likelihood: float | None = field(default=None, repr=False)
     log_marginal_likelihood_error: float | None = field(default=None, repr=False)
-    _likelihood_cache: dict[bool, Tensor | None] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def network(self) -> Network:
@@ -204,24 +200,13 @@ class Fit(Result, Generic[N]):
         A, OV = ({k.removeprefix(kind): v for k, v in matrices.items() if k.startswith(kind)} for kind in ("A ", "OV "))
         return Heads(chosen.group.name, occupancy(chosen, self.theta), A, OV)
 
-    @property
+    @cached_property
     def log_likelihoods(self) -> Tensor | None:
         """The log evidence of each training sentence for each draw, `[chain, draw, sentence]`; computed once.
 
         It is None if there are no samples, if choices were sampled or belong to the corpus, or if it would have more
         than 2^26 numbers.
         """
-        # Under torchrun the computation is collective. A value that one rank computed in `single_process` must not make
-        # that rank skip the computation while the others wait, so there is one entry for each of the two cases.
-        shared = is_distributed()
-        if shared not in self._likelihood_cache:
-            is_known = True in self._likelihood_cache  # one process can use the value of all ranks
-            value = self._likelihood_cache[True] if is_known else self._compute_log_likelihoods()
-            self._likelihood_cache[shared] = value
-        return self._likelihood_cache[shared]
-
-    def _compute_log_likelihoods(self) -> Tensor | None:
-        """Compute `log_likelihoods`."""
         if self.known_likelihoods is not None or self.data is None or not self.samples or self.choices:
             return self.known_likelihoods
         learned = select_learnable(self.network, infer_fit_task(self.network).readouts, self.learned, None)
@@ -229,24 +214,21 @@ class Fit(Result, Generic[N]):
         shape = next(iter(self.samples.values())).shape[:2]
         if objective.has_corpus_choice or shape.numel() * len(self.data) > MAX_LIKELIHOOD_NUMEL:
             return None
-        with self._shard_sentences("log_likelihoods", self.data) as ranks:
-            sets = {k: v.to(ranks.device) for k, v in samples_to_parameters(self.network, self.samples).items()}
-            shard = ranks.shard(self.data)
-            objective.to(ranks.device)
-            log_probs = heads.log_likelihoods(objective, shard, sets).T if len(shard) else torch.zeros(0)
-            return ranks.all_gather(log_probs).to(self.network.device).T.reshape(*shape, -1)
+        objective.to(device := self.network.device)
+        sets = {k: v.to(device) for k, v in samples_to_parameters(self.network, self.samples).items()}
+        with self._explain_sampled_choices():
+            return heads.log_likelihoods(objective, self.data, sets).reshape(*shape, -1)
 
     @property
     def has_intervals(self) -> bool:
         """True if the fit has samples whose intervals `interval` returns.
 
-        A mean-field guide of weights has none, and a Normal guide only if `khat` is below 0.7, because their intervals
-        are measured to be too narrow.
+        Those of a mean-field guide of weights are measured to be too narrow.
         """
         if self.method != "svi" or not self.samples:
             return bool(self.samples)
-        if self.guide in ("low-rank", "full-rank"):
-            return self.khat is not None and self.khat < MAX_KHAT
+        if self.khat is not None:  # of a Normal guide, in the file of an earlier version
+            return self.khat < MAX_KHAT
         has_weights = any(name not in self.network.unconditional_logit_names for name in self.learned)
         return not (has_weights or self.choices)
 
@@ -292,19 +274,17 @@ class Fit(Result, Generic[N]):
             `[sentence, head]`, or `[sentence, word, head]` if each word has its own draw. For a fit with samples it is
             the mean over draws.
         """
-        corpus, spec, budget = self._read_data(data), self._find_selector(selector), self.budget
-        is_corpus, name = spec.scope == "corpus", spec.group.name
+        corpus, spec = self._read_data(data), self._find_selector(selector)
 
-        def evaluate(net: Network, shard: Batch) -> Tensor:
+        def evaluate(net: Network) -> Tensor:
             module, probs = CompiledModule(net).eval(), []
-            for part in [shard] if is_corpus else shard.parts(SENTENCES_PER_PART):
+            for part in [corpus] if spec.scope == "corpus" else corpus.parts(SENTENCES_PER_PART):
                 evidence, request = part.index_evidence(net), batch_to_request(net, part)
-                factors = request_factors(module, evidence, spec.group.index, request, budget=budget)
+                factors = request_factors(module, evidence, spec.group.index, request, budget=self.budget)
                 probs.append(compute_posterior(module, spec.group.index, factors))
             return torch.cat(probs)
 
-        with self._shard_sentences("responsibilities", corpus, is_corpus, selector=name) as ranks:
-            return self._mean_over_draws(ranks, corpus, evaluate)
+        return self._mean_over_draws(evaluate)
 
     @translate_memory_errors("predict")
     def predict(self, data: object = None, *, readout: str | None = None) -> Tensor:
@@ -319,13 +299,7 @@ class Fit(Result, Generic[N]):
             `P(y | x)` of a discrete readout, `[sentence, word, state]`, or the mean of a real-valued readout,
             `[sentence, word, dim]`. For a fit with samples it is the mean over draws.
         """
-        name, corpus = self._find_readout(readout).group.name, read_batch(self.network, data, observed="none")
-
-        def evaluate(net: Network, shard: Batch) -> Tensor:
-            return predict_readout(net, name, shard.parts(SENTENCES_PER_PART), self.budget)
-
-        with self._shard_sentences("predict", corpus, readout=name) as ranks:
-            return self._mean_over_draws(ranks, corpus, evaluate)
+        return self._mean_over_draws(self._create_predictor(data, readout))
 
     @translate_memory_errors("predict_interval")
     def predict_interval(
@@ -349,15 +323,14 @@ class Fit(Result, Generic[N]):
         self._check_intervals("predict_interval", share)
         if "lp" in self.statistics:
             _warn_of_rhat("the log density", self.statistics["lp"])
+        predict = self._create_predictor(data, readout)
+        with self._explain_sampled_choices():
+            return heads.quantile_bounds(torch.stack([*map(predict, self._posterior_networks())]), share)
+
+    def _create_predictor(self, data: object, readout: str | None) -> Callable[[Network], Tensor]:
+        """Return a function from a net to its predictions of a readout."""
         name, corpus = self._find_readout(readout).group.name, read_batch(self.network, data, observed="none")
-        with self._shard_sentences("predict_interval", corpus, readout=name) as ranks:
-            shard, device = ranks.shard(corpus), self.network.device
-            nets = self._posterior_networks(MAX_POSTERIOR_DRAWS, ranks) if len(shard) else []
-            parts = shard.parts(SENTENCES_PER_PART) if len(shard) else []
-            draws = [predict_readout(net, name, parts, self.budget) for net in nets]
-            bounds = heads.quantile_bounds(torch.stack(draws), share) if draws else (torch.zeros(0), torch.zeros(0))
-            low, high = (ranks.all_gather(bound).to(device) for bound in bounds)
-            return low, high
+        return lambda net: predict_readout(net, name, corpus.parts(SENTENCES_PER_PART), self.budget)
 
     def _check_intervals(self, operation: str, share: float) -> None:
         """Raise an error if the fit has no intervals, or the probability is out of range."""
@@ -365,11 +338,9 @@ class Fit(Result, Generic[N]):
             hint = "Fit with method='laplace', 'svi' or 'nuts'"
             raise BNetError(operation, expected="a fit with samples", actual=self.method, hint=hint)
         if not self.has_intervals:
-            expected = "a posterior whose intervals have about the requested probability; those of a mean-field guide "
-            expected += "of weights, and of a Normal guide with k-hat above 0.7, are too narrow"
+            expected = "intervals of about the requested probability; those of a guide of weights are too narrow"
             hint = "Fit with method=bt.Laplace() or bt.NUTS()"
-            actual = f"guide={self.guide or 'mean-field'!r}" + ("" if self.khat is None else f", k-hat {self.khat:.2f}")
-            raise BNetError(operation, expected=expected, actual=actual, hint=hint)
+            raise BNetError(operation, expected=expected, actual=f"method={self.method!r}", hint=hint)
         check_fraction("share", share)
 
     @translate_memory_errors("log_likelihood")
@@ -384,15 +355,12 @@ class Fit(Result, Generic[N]):
         """
         corpus = self._read_data(data)
         learned = select_learnable(self.network, infer_fit_task(self.network).readouts, None, None)
-        objective = FitObjective(self.network, learned, self.budget)
-        with torch.no_grad(), self._shard_sentences("log_likelihood", corpus, objective.has_corpus_choice) as ranks:
-            shard = ranks.shard(corpus)
-            objective.to(ranks.device)
-            parts, log_probs = objective.split(shard), []
-            for net in self._posterior_networks(MAX_POSTERIOR_DRAWS, ranks) if len(shard) else ():
+        objective = FitObjective(self.network, learned, self.budget).to(self.network.device)
+        with torch.no_grad(), self._explain_sampled_choices():
+            parts, log_probs = objective.split(corpus), []
+            for net in self._posterior_networks():
                 log_probs.append(torch.cat([objective.log_evidence(net.parameters, part) for part in parts]))
-            mean = torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs)) if log_probs else torch.zeros(0)
-            return ranks.all_gather(mean).to(self.network.device)
+            return torch.stack(log_probs).logsumexp(0) - math.log(len(log_probs))
 
     @translate_memory_errors("check")
     def check(self, data: object, statistics: object = None, *, draws: int = 100, readout: str | None = None) -> Check:
@@ -499,9 +467,12 @@ class Fit(Result, Generic[N]):
         return result
 
     def _to_fields(self) -> Fields:
-        with single_process():  # files are written by one rank
-            known = self.log_likelihoods
-        return {**super()._to_fields(), "data": None, "known_likelihoods": known}
+        return {**super()._to_fields(), "data": None, "known_likelihoods": self.log_likelihoods}
+
+    @classmethod
+    def _upgrade_fields(cls, fields: Fields) -> Fields:
+        fields.pop("guide", None)
+        return fields
 
     @classmethod
     def _from_fields(cls, fields: Fields) -> Fit[Any]:
@@ -557,56 +528,41 @@ class Fit(Result, Generic[N]):
         leaves = [spec for spec in candidates.values() if not reads[spec.group.index]]
         return candidates[name] if name is not None else [*leaves, *candidates.values()][0]
 
-    def _mean_over_draws(
-        self, ranks: DistributedContext, corpus: Batch, fn: Callable[[Network, Batch], Tensor]
-    ) -> Tensor:
-        """Compute the mean of `fn` over the posterior draws for each sentence, `[sentence, ...]`."""
-        shard = ranks.shard(corpus)
-        nets = self._posterior_networks(MAX_POSTERIOR_DRAWS, ranks) if len(shard) else []
-        mean = sum((fn(net, shard) / len(nets) for net in nets), torch.zeros(()))
-        return ranks.all_gather(mean if nets else torch.zeros(0)).to(self.network.device)
+    def _mean_over_draws(self, evaluate: Callable[[Network], Tensor]) -> Tensor:
+        """Compute the mean over the posterior draws of a function of the net, `[sentence, ...]`."""
+        nets = self._posterior_networks()
+        with self._explain_sampled_choices():
+            return sum((evaluate(net) / len(nets) for net in nets[1:]), evaluate(nets[0]) / len(nets))
 
     @contextmanager
-    def _shard_sentences(
-        self, operation: str, corpus: Batch, has_corpus_choice: bool = False, **settings: object
-    ) -> Iterator[DistributedContext]:
-        """Share the sentences of a query among the ranks, which must agree on its settings.
-
-        If all sentences share one draw, this process computes all of them. If the choices were sampled because they
-        cannot be summed, the error names the queries that are possible.
-        """
-        device = self.network.device
-        local = nullcontext(DistributedContext(0, 1, device)) if has_corpus_choice else distributed_context(device)
-        with local as ranks:
-            settings = {"budget": self.budget, **settings}
-            ranks.assert_same(operation, net=self.network, samples=self.samples, data=corpus, **settings)
-            try:
-                yield ranks
-            except (BudgetError, UnsupportedError) as error:
-                if not self.choices:
-                    raise
-                reason = error.reason if isinstance(error, StructureError) else f"{error.subject} exceeds the budget"
-                raise UnsupportedError(
-                    "this query",
-                    expected="the training data, because the fit has choices='sampled' and other sentences have no "
-                    f"table of choices; elimination is not possible: {reason}",
-                    hint="Use f.choices, P(c | x, y) of the training data; f.check(data); f.to_arviz(); or fit a net "
-                    "whose choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
-                ) from error
+    def _explain_sampled_choices(self) -> Iterator[None]:
+        """Name the queries that are possible, if the choices were sampled because they cannot be summed."""
+        try:
+            yield
+        except (BudgetError, UnsupportedError) as error:
+            if not self.choices:
+                raise
+            reason = error.reason if isinstance(error, StructureError) else f"{error.subject} exceeds the budget"
+            raise UnsupportedError(
+                "this query",
+                expected="the training data, because the fit has choices='sampled' and other sentences have no "
+                f"table of choices; elimination is not possible: {reason}",
+                hint="Use f.choices, P(c | x, y) of the training data; f.check(data); f.to_arviz(); or fit a net "
+                "whose choices can be summed (per='sentence', fewer slices or atoms, a larger budget=)",
+            ) from error
 
     def _read_data(self, data: object) -> Batch:
         """Read data in any form of `fit`, with the options of the fit."""
         return read_batch(self.network, data, missing=self.missing, missing_option=MISSING_OPTION)
 
-    def _posterior_networks(self, max_draws: int, ranks: DistributedContext | None = None) -> list[Network]:
+    def _posterior_networks(self, max_draws: int = MAX_POSTERIOR_DRAWS) -> list[Network]:
         """Return nets of evenly spaced posterior draws; the net itself if there are no samples."""
-        nets = [self.network]
-        if self.samples:
-            sets = samples_to_parameters(self.network, self.samples)
-            count = len(next(iter(sets.values())))
-            idx = torch.linspace(0, count - 1, min(max_draws, count)).round().long().tolist()
-            nets = [self.network.with_parameters({name: value[k] for name, value in sets.items()}) for k in idx]
-        return nets if ranks is None else [ranks.to_device(net) for net in nets]
+        if not self.samples:
+            return [self.network]
+        sets = samples_to_parameters(self.network, self.samples)
+        count = len(next(iter(sets.values())))
+        idx = torch.linspace(0, count - 1, min(max_draws, count)).round().long().tolist()
+        return [self.network.with_parameters({name: value[k] for name, value in sets.items()}) for k in idx]
 
 
 def _warn_of_rhat(name: str, draws: Tensor) -> None:

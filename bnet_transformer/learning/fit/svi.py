@@ -1,13 +1,11 @@
 """`svi`: posterior samples of the learned parameters from a guide.
 
-The guide is mean-field with the choices summed out (`VariationalOptimizer`) or sampled (`SampledChoicesOptimizer`), or
-Normal in coordinates with a fixed gauge (`NormalGuideOptimizer`).
+The guide is mean-field, with the choices summed out (`VariationalOptimizer`) or sampled (`SampledChoicesOptimizer`).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import pyro
 import pyro.distributions as dist
@@ -16,7 +14,6 @@ from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
 from bnet_transformer._core.files import derive_seed
-from bnet_transformer._core.stats import MAX_KHAT, effective_sample_size, resample, smooth_weights
 from bnet_transformer._core.tensors import seed_rngs
 from bnet_transformer.data.checks import get_plate_sizes
 from bnet_transformer.declare import Network
@@ -29,26 +26,12 @@ from bnet_transformer.learning.fit.adam import (
     optimize,
     to_network_devices,
 )
-from bnet_transformer.learning.fit.coordinates import Coordinates
-from bnet_transformer.learning.fit.diagnostics import describe_weighted
-from bnet_transformer.learning.fit.laplace import (
-    MIN_PROPOSALS,
-    check_size,
-    choose_approximation,
-    describe_mode,
-    evaluate_draws,
-    find_mode,
-    find_uninformed,
-    to_double,
-)
-from bnet_transformer.learning.fit.objective import SVI, FitObjective, FitProblem, Laplace, to_parameters
+from bnet_transformer.learning.fit.objective import SVI, FitObjective, FitProblem, to_parameters
 from bnet_transformer.learning.fit.result import Fit
 
 MEAN_FIELD_NOTE = "the mean-field guide treats parameters as independent in the posterior and underestimates its spread"
 SAMPLED_CHOICES_NOTE = "; choices are sampled, not summed, and treated as independent given the sentence"
 CHOICE_SAMPLES = 8  # samples of the choices of each sentence for one gradient
-INIT_FACTOR = 0.01  # standard deviation of the initial factor of the low-rank guide
-GUIDE_DRAWS = 8  # draws from a Normal guide for one gradient
 
 
 def get_prior(objective: FitObjective, name: str) -> Any:
@@ -65,12 +48,6 @@ class VariationalOptimizer(GradientOptimizer):
     The parameters of the guide are `log_concentration/`, `mean/` and `log_spread/`, each followed by the name of the
     parameter.
     """
-
-    note: ClassVar[str] = MEAN_FIELD_NOTE
-    notes: tuple[str, ...] = ()
-    khat: float | None = None
-    effective_sample_size: float | None = None  # of reweighted draws
-    has_start: bool = True  # False if Ctrl-C ended the search for a start
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
@@ -110,26 +87,19 @@ class VariationalOptimizer(GradientOptimizer):
         """
         seed_rngs(derive_seed(self.seed, "draw", step), self.ranks.device)
         leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
-        bound, surrogate = self.draw_bound({name: value[0] for name, value in leaves.items()}, step)
-        gradients = torch.autograd.grad(surrogate, list(leaves.values()))
-        reduced = {name: self.ranks.all_reduce(gradient) for name, gradient in zip(leaves, gradients, strict=True)}
-        return self.ranks.all_reduce(bound.detach()[None]), reduced
-
-    def draw_bound(self, guide_parameters: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
-        """Compute this rank's part of the bound from one draw of the parameters, and a surrogate for its gradient.
-
-        It is the likelihood of the shard and an equal part of the KL divergence from the prior.
-        """
+        guide_parameters = {name: value[0] for name, value in leaves.items()}
         # ELBO = E_q[log P(y | x, theta)] - KL(q || prior). Draws from both guides, Normal and Dirichlet, are
         # reparameterised (Kingma and Welling 2014; Figurnov, Mohamed and Mnih 2018), and the KL is exact, so one draw
-        # is enough.
+        # is enough. The part of this rank is the likelihood of its shard and an equal part of the KL.
         with pyro.validation_enabled(False):  # a NaN makes the bound invalid
             guide = self.guide(guide_parameters)
             draws = {name: q.rsample() for name, q in guide.items()}
             parts = [kl_divergence(q, get_prior(self.objective, name)).sum() for name, q in guide.items()]
             kl = torch.stack(parts).sum() / len(self.corpus) / self.ranks.world_size
             likelihood, surrogate = self.likelihood(to_parameters(self.network, draws), guide_parameters, step)
-        return likelihood - kl, surrogate - kl
+        gradients = torch.autograd.grad(surrogate - kl, list(leaves.values()))
+        reduced = {name: self.ranks.all_reduce(gradient) for name, gradient in zip(leaves, gradients, strict=True)}
+        return self.ranks.all_reduce((likelihood - kl).detach()[None]), reduced
 
     def likelihood(
         self, parameters: dict[str, Tensor], guide_parameters: dict[str, Tensor], step: int
@@ -167,93 +137,6 @@ class VariationalOptimizer(GradientOptimizer):
     def sample(self, count: int) -> dict[str, Tensor]:
         """Draw samples from the guide, `[1, draw, *shape]`, with tables as probabilities."""
         return {name: q.sample((1, count)) for name, q in self.guide(self.sets.get(0)).items()}
-
-
-class NormalGuideOptimizer(VariationalOptimizer):
-    """A Normal guide with a low-rank or full-rank covariance, in standard deviations w of the Laplace approximation.
-
-    The guide is a Normal distribution of w, which starts at Normal(0, 1), the Laplace approximation
-    (`approximation.Approximation`). Its parameters are `mean`, `log_scale` and `factor`.
-    """
-
-    note: ClassVar[str] = "a Normal guide at one mode; other modes are not represented"
-
-    def __init__(self, problem: FitProblem, method: SVI) -> None:
-        double = to_double(problem)
-        self.coordinates = Coordinates(double.objective, double.corpus)
-        check_size(self.coordinates)
-        seed = derive_seed(problem.seed, "mode")
-        self.mode = find_mode(double, self.coordinates, Laplace().restarts, seed)
-        self.has_start = self.mode.is_finished
-        generator = torch.Generator().manual_seed(derive_seed(problem.seed, "approximation"))
-        self.approximation = choose_approximation(self.coordinates, double.corpus, self.mode, generator).approximation
-        shared = replace(double, ranks=problem.ranks, held_out=None, settings=problem.settings, loop=problem.loop)
-        super().__init__(shared, method)
-        self.is_low_rank = method.guide == "low-rank"
-        size, dtype, device = self.coordinates.size, torch.float64, self.ranks.device
-        columns = min(method.rank, size) if self.is_low_rank else size
-        generator = torch.Generator().manual_seed(derive_seed(problem.seed, "factor"))
-        factor = torch.zeros(1, size, columns, dtype=dtype)
-        if self.is_low_rank:  # a factor of 0 would have a gradient of 0
-            factor = INIT_FACTOR * torch.randn(1, size, columns, generator=generator, dtype=dtype)
-        zeros = torch.zeros(1, size, dtype=dtype, device=device)
-        self.initialize({"mean": zeros, "log_scale": zeros.clone(), "factor": factor.to(device)})
-
-    def standard_guide(self, guide_parameters: dict[str, Tensor]) -> Any:
-        """Return the distribution of w, `[coordinate]`."""
-        mean, scale, factor = (guide_parameters[name] for name in ("mean", "log_scale", "factor"))
-        if self.is_low_rank:
-            return dist.LowRankMultivariateNormal(mean, factor, (2 * scale).exp())
-        return dist.MultivariateNormal(mean, scale_tril=factor.tril(-1) + torch.diag_embed(scale.exp()))
-
-    def draw_bound(self, guide_parameters: dict[str, Tensor], step: int) -> tuple[Tensor, Tensor]:
-        """Compute this rank's part of the bound from pairs of draws, twice: it is its own surrogate.
-
-        It is the likelihood of the shard and an equal part of the prior and the entropy.
-        """
-        # ELBO = E_q[log p(y, z)] + H(q). The entropy is exact; draws w = mean +- S e in pairs have the exact mean, so
-        # the linear part of the log density has no noise.
-        guide = self.standard_guide(guide_parameters)
-        half = guide.rsample((GUIDE_DRAWS // 2,))
-        z, log_det = self.approximation.to_coordinates(torch.cat([half, 2 * guide_parameters["mean"] - half]))
-        indices = self.minibatch_indices(step)
-        part = self.ranks.shard(self.corpus if indices is None else self.corpus.take(indices))
-        size = len(self.corpus) if indices is None else len(indices)
-        bound = (torch.vmap(self.coordinates.log_prior)(z) + log_det).mean()
-        bound = bound + guide.entropy() + self.approximation.log_det
-        bound = bound / len(self.corpus) / self.ranks.world_size
-        if len(part):
-            sets = torch.vmap(self.coordinates.decode)(z)
-            bound = bound + self.objective.log_evidences(sets, part).sum(1).mean() / size
-        return bound, bound
-
-    def mean(self) -> dict[str, Tensor]:
-        """Return the mean of the guide, as parameters of the net."""
-        (z,), _ = self.approximation.to_coordinates(self.sets.get(0)["mean"][None])
-        return self.coordinates.decode(z)
-
-    def sample(self, count: int) -> dict[str, Tensor]:
-        """Draw samples from the guide, `[1, draw, *shape]`; also compute k-hat and the notes.
-
-        If k-hat is below 0.7, the draws are reweighted by the exact density.
-        """
-        guide, corpus = self.standard_guide(self.sets.get(0)), self.corpus
-        w = guide.sample((max(MIN_PROPOSALS, 4 * count),))
-        z, log_det = self.approximation.to_coordinates(w)
-        weights, self.khat = smooth_weights(evaluate_draws(self.coordinates, corpus, z) + log_det - guide.log_prob(w))
-        if self.khat < MAX_KHAT:
-            self.effective_sample_size = effective_sample_size(weights)
-        z = z[resample(weights, count)] if self.khat < MAX_KHAT else z[:count]
-        samples = {name: value[None] for name, value in self.coordinates.to_samples(z).items()}
-        uninformed = find_uninformed(self.approximation, self.mode)
-        self.notes = tuple(describe_mode(self.approximation, corpus, self.mode, uninformed))
-        if self.effective_sample_size is not None:
-            self.notes += describe_weighted(self.effective_sample_size)
-        if not self.khat < MAX_KHAT:
-            self.notes += (
-                f"k-hat of the importance weights is {self.khat:.2f}, above {MAX_KHAT}: there are no intervals",
-            )
-        return samples
 
 
 class SampledChoicesOptimizer(VariationalOptimizer):
@@ -355,11 +238,7 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
         The fit, with draws from the guide as samples.
     """
     network, is_sampled = problem.objective.network, method.choices == "sampled"
-    optimizer: VariationalOptimizer
-    if method.guide == "mean-field":
-        optimizer = (SampledChoicesOptimizer if is_sampled else VariationalOptimizer)(problem, method)
-    else:
-        optimizer = NormalGuideOptimizer(problem, method)
+    optimizer = (SampledChoicesOptimizer if is_sampled else VariationalOptimizer)(problem, method)
     is_finished = optimize(optimizer, problem.loop)
     seed_rngs(derive_seed(problem.seed, "posterior"), problem.ranks.device)
     learned, samples = optimizer.sets.get(0), optimizer.sample(method.draws)
@@ -367,12 +246,8 @@ def fit_svi(problem: FitProblem, method: SVI) -> Fit[Network]:
         problem,
         method,
         optimizer.mean(),
-        finished=is_finished and optimizer.has_start,
-        approximate=optimizer.note + (SAMPLED_CHOICES_NOTE if is_sampled else ""),
-        notes=optimizer.notes,
-        khat=optimizer.khat,
-        effective_sample_size=optimizer.effective_sample_size,
-        guide=method.guide,
+        finished=is_finished,
+        approximate=MEAN_FIELD_NOTE + (SAMPLED_CHOICES_NOTE if is_sampled else ""),
         bounds=tuple(optimizer.bounds),
         measured=tuple(optimizer.measured),
         samples=to_network_devices(network, samples),
