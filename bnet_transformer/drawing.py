@@ -42,7 +42,7 @@ from bnet_transformer.figures.attention_grid import (
     select_edges,
 )
 from bnet_transformer.figures.fonts import GRID_DENSITIES, Density
-from bnet_transformer.figures.graph_files import layout_graph, to_gexf, to_graphml
+from bnet_transformer.figures.graph_files import to_gexf, to_graphml
 from bnet_transformer.figures.graph_layout import layout_net
 from bnet_transformer.figures.graphviz import to_dot
 from bnet_transformer.figures.grid_layout import layout_quotient, layout_tan, layout_tan_tree
@@ -135,15 +135,10 @@ def get_graph_writers(network: Network, build_graph: Callable[[], Any]) -> Write
         network: The net.
         build_graph: Returns the template graph or the ground graph.
     """
-
-    def write_with_layout(to_text: Callable[[Any, Picture], str]) -> bytes:
-        graph = build_graph()
-        return to_text(graph, layout_graph(network, graph)).encode()
-
     return {
         ".json": lambda: to_json(build_graph()).encode(),
-        ".graphml": lambda: write_with_layout(to_graphml),
-        ".gexf": lambda: write_with_layout(to_gexf),
+        ".graphml": lambda: to_graphml(network, build_graph()),
+        ".gexf": lambda: to_gexf(network, build_graph()),
     }
 
 

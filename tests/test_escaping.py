@@ -92,11 +92,12 @@ def make_sentence(words: list[str]) -> bt.Sentence:
 @given(SURROGATE_WORDS)
 @make_settings(6)
 def test_json_and_graphml(words: list[str]) -> None:
-    graph = make_sentence(words).graph()
+    sentence = make_sentence(words)
+    graph = sentence.graph()
     expected = {name: token for name, token in graph.nodes(data="token") if token is not None}
     result = {node["id"]: node["token"] for node in json.loads(to_json(graph))["nodes"] if node["token"] is not None}
     assert result == expected
-    back = nx.read_graphml(io.BytesIO(to_graphml(graph).encode()))
+    back = nx.read_graphml(io.BytesIO(to_graphml(sentence.net.network, graph)))
     assert set(back) == set(graph)
     for name, token in expected.items():
         read = back.nodes[name]["token"]

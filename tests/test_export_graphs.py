@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
@@ -23,7 +22,6 @@ from bnet_transformer.bridges.networkx import (
 )
 from bnet_transformer.bridges.pgmpy import to_bif
 from bnet_transformer.drawing import get_graph_writers
-from bnet_transformer.figures.graph_files import to_graphml
 from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, Case
@@ -186,26 +184,13 @@ def test_the_folded_graph_has_reach_and_pick() -> None:
 
 
 @pytest.mark.parametrize("case", CASES[::3], ids=lambda case: case.name)
-def test_json_and_graphml_keep_the_graph(case: Case) -> None:
+def test_json_keeps_the_graph(case: Case) -> None:
     for graph in (make_graph(case)[1], case.net.graph()):
         back = nx.node_link_graph(json.loads(to_json(graph)), edges="edges")
         assert type(back) is type(graph) and list(back) == list(graph) and set(back.edges) == set(graph.edges)
         for name, data in graph.nodes(data=True):
             assert back.nodes[name] == json.loads(json.dumps(data))
         assert all(back.edges[arrow] == data for arrow, data in graph.edges.items())
-        read = nx.read_graphml(io.BytesIO(to_graphml(graph).encode()), force_multigraph=graph.is_multigraph())
-        assert set(read) == set(graph) and type(read) is type(graph)
-        pairs = list(zip(sorted(read.edges), sorted(graph.edges), strict=True))
-        for actual, peer in [(read.nodes[n], graph.nodes[n]) for n in graph] + [
-            (read.edges[r], graph.edges[g]) for r, g in pairs
-        ]:
-            for key, value in peer.items():
-                if value is None:
-                    assert key not in actual
-                elif isinstance(value, tuple | dict):
-                    assert json.loads(actual[key]) == json.loads(json.dumps(value))
-                else:
-                    assert actual[key] == value and type(actual[key]) is type(value)
 
 
 @settings(max_examples=40)
@@ -214,11 +199,7 @@ def test_any_token_survives(tokens: list[str]) -> None:
     net = bt.bayesuvius(2)
     graph = ground_graph_to_networkx(net.network, net.sentence(tokens).ground, tokens={"": tokens})
     back = nx.node_link_graph(json.loads(to_json(graph)), edges="edges")
-    read = nx.parse_graphml(to_graphml(graph).partition("\n")[2])
-    for i, token in enumerate(tokens):
-        assert back.nodes[f"x_0_{i}"]["token"] == token
-        result = read.nodes[f"x_0_{i}"]["token"]
-        assert result == token or json.loads(result) == token
+    assert [back.nodes[f"x_0_{i}"]["token"] for i in range(len(tokens))] == tokens
 
 
 def test_json_refuses_what_is_no_number() -> None:

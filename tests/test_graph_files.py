@@ -1,17 +1,10 @@
-"""Graph files: GraphML and GEXF by the rules of their schemas and readers, and Parquet read back by pyarrow.
-
-The rules are those of the published schemas: graphml.xsd 1.1 (graphml.graphdrawing.org) with the extension
-ygraphml.xsd 1.1 (yWorks), and gexf.rnc 1.3 with viz.rnc (gexf.net, CC BY 4.0).
-"""
+"""Graph files: GraphML and GEXF read back by networkx, and Parquet read back by pyarrow."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
-from xml.etree.ElementTree import Element
 
 import networkx as nx
 import pytest
@@ -19,136 +12,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer.figures import graph_files
-from bnet_transformer.figures.graph_files import layout_graph, to_gexf, to_graphml
 from tests.cases import CASES, Case
 
 pq = pytest.importorskip("pyarrow.parquet", reason='pip install "bnet-transformer[parquet]"')
-
-G, Y, X, V = (
-    "{http://graphml.graphdrawing.org/xmlns}",
-    "{http://www.yworks.com/xml/graphml}",
-    "{http://gexf.net/1.3}",
-    "{http://gexf.net/1.3/viz}",
-)
-NMTOKEN, NUMBER, COLOUR = r"[\w.:-]+", r"-?\d+(\.\d+)?(e-?\d+)?", r"#(([A-F]|[0-9]){2}){3,4}"
-LINES = "line|dashed|dotted|dashed_dotted"
-PARSERS = {"int": int, "integer": int, "double": float, "boolean": ("true", "false").index, "string": str}
-# For each element: the pattern of its children, and that of each attribute; `?` marks optional ones.
-Rules = dict[str, tuple[str, dict[str, str]]]
-GRAPHML_RULES: Rules = {
-    "graphml": ("(key )*(graph )*", {"schemaLocation": ".*"}),
-    "key": (
-        "(default )?",
-        {
-            "id": NMTOKEN,
-            "for": "node|edge",
-            "attr.name?": NMTOKEN,
-            "attr.type?": "boolean|int|long|float|double|string",
-            "yfiles.type?": "nodegraphics|edgegraphics",
-        },
-    ),
-    "graph": ("((data|node|edge) )*", {"id?": NMTOKEN, "edgedefault": "directed|undirected"}),
-    "node": ("(data )*", {"id": NMTOKEN}),
-    "edge": ("(data )*", {"source": NMTOKEN, "target": NMTOKEN}),
-    "data": ("((ShapeNode|PolyLineEdge) )?", {"key": NMTOKEN}),
-    "ShapeNode": ("Geometry Fill BorderStyle NodeLabel Shape ", {}),
-    "Geometry": ("", dict.fromkeys(("x", "y", "width", "height"), NUMBER)),
-    "Fill": ("", {"color": COLOUR, "transparent": "true|false"}),
-    "BorderStyle": ("", {"color": COLOUR, "type": LINES, "width": NUMBER}),
-    "NodeLabel": ("", {"fontSize": r"\d+", "textColor": COLOUR, "modelName": "internal", "modelPosition": "c"}),
-    "Shape": ("", {"type": "roundrectangle"}),
-    "PolyLineEdge": ("Path LineStyle Arrows BendStyle ", {}),
-    "Path": ("(Point )*", dict.fromkeys(("sx", "sy", "tx", "ty"), NUMBER)),
-    "Point": ("", {"x": NUMBER, "y": NUMBER}),
-    "LineStyle": ("", {"color": COLOUR, "type": LINES, "width": NUMBER}),
-    "Arrows": ("", {"source": "none", "target": "delta|standard|none"}),
-    "BendStyle": ("", {"smoothed": "true|false"}),
-}
-CHANNEL, UNIT = r"[01]?\d?\d|2[0-4]\d|25[0-5]", r"0(\.\d+)?|1(\.0+)?"
-GEXF_RULES: Rules = {
-    "gexf": ("(meta )?graph ", {"version": "1.3"}),
-    "graph": ("(attributes )*nodes edges ", {"mode": "static", "defaultedgetype": "directed|undirected|mutual"}),
-    "attributes": ("(attribute )*", {"class": "node|edge"}),
-    "attribute": ("", {"id": ".+", "title": ".+", "type": "integer|double|boolean|string"}),
-    "nodes": ("(node )*", {"count": r"\d+"}),
-    "edges": ("(edge )*", {"count": r"\d+"}),
-    "node": ("(attvalues )?(color position size )?", {"id": ".+", "label": "(?s:.*)"}),
-    "edge": (
-        "(attvalues )?(color thickness shape )?",
-        {"source": ".+", "target": ".+", "weight?": NUMBER, "kind?": ".+"},
-    ),
-    "attvalues": ("(attvalue )+", {}),
-    "attvalue": ("", {"for": ".+", "value": "(?s:.*)"}),
-    "color": ("", {"r": CHANNEL, "g": CHANNEL, "b": CHANNEL, "a?": UNIT}),
-    "position": ("", dict.fromkeys(("x", "y", "z"), NUMBER)),
-    "size": ("", {"value": r"\d+(\.\d+)?"}),
-    "thickness": ("", {"value": r"\d+(\.\d+)?"}),
-    "shape": ("", {"value": "solid|dotted|dashed|double"}),
-}
-VIZ = {"color", "position", "size", "thickness", "shape"}
-
-
-def parse_tag(element: Element) -> tuple[str, str]:
-    """The namespace and the local name of an element."""
-    namespace, _, name = element.tag.rpartition("}")
-    return namespace + "}", name
-
-
-def check_rules(root: Element, rules: Rules) -> None:
-    """Every element has the namespace, the children and the attributes that the schema allows."""
-    for element in root.iter():
-        namespace, name = parse_tag(element)
-        if rules is GEXF_RULES:
-            assert namespace == (V if name in VIZ else X)
-        else:
-            assert namespace == (Y if list(rules).index(name) >= list(rules).index("ShapeNode") else G)
-        children, attributes = rules[name]
-        assert re.fullmatch(children, "".join(f"{parse_tag(child)[1]} " for child in element)), name
-        given = {parse_tag(Element(key))[1] if "}" in key else key: value for key, value in element.attrib.items()}
-        required = {key for key in attributes if not key.endswith("?")}
-        assert required <= given.keys() <= {key.rstrip("?") for key in attributes}
-        for key, value in given.items():
-            assert re.fullmatch(attributes.get(key, attributes.get(f"{key}?", "")), value), (name, key, value)
-
-
-def check_graphml(text: str, graph: nx.Graph) -> Element:
-    """The schema of GraphML, its keys and references, and what Gephi requires."""
-    root = ElementTree.fromstring(text)
-    check_rules(root, GRAPHML_RULES)
-    keys = {key.get("id"): key for key in root.iter(f"{G}key")}
-    assert len(keys) == len(list(root.iter(f"{G}key")))
-    names = [(key.get("for"), key.get("attr.name")) for key in keys.values() if key.get("attr.name")]
-    assert len(set(names)) == len(names)
-    nodes = [node.get("id") for node in root.iter(f"{G}node")]
-    assert nodes == list(graph)  # unique
-    ends = [(edge.get("source"), edge.get("target")) for edge in root.iter(f"{G}edge")]
-    assert sorted(ends) == sorted((u, v) for u, v, *_ in graph.edges)
-    for owner in (*root.iter(f"{G}node"), *root.iter(f"{G}edge")):
-        given = [data.get("key") for data in owner]
-        assert len(set(given)) == len(given)
-        for data in owner:
-            key = keys[data.get("key")]
-            assert key.get("for") == parse_tag(owner)[1]
-            assert len(data) == (key.get("yfiles.type") is not None)
-            if not len(data):
-                PARSERS[key.get("attr.type") or ""](data.text or "")
-    # Gephi takes the keys d3 and d7 for labels, and drops further arrows with the id of another.
-    assert all(keys[name].get("yfiles.type") for name in ("d3", "d7") if name in keys)
-    return root
-
-
-def check_gexf(text: str, graph: nx.Graph) -> Element:
-    """The schema of GEXF and its references."""
-    root = ElementTree.fromstring(text)
-    check_rules(root, GEXF_RULES)
-    types = {a.get("id"): a.get("type") for a in root.iter(f"{X}attribute")}
-    assert len(types) == len(list(root.iter(f"{X}attribute")))
-    assert [node.get("id") for node in root.iter(f"{X}node")] == list(graph)
-    for value in root.iter(f"{X}attvalue"):
-        PARSERS[types[value.get("for")] or ""](value.get("value") or "")
-    kinds = [(edge.get("source"), edge.get("target"), edge.get("kind")) for edge in root.iter(f"{X}edge")]
-    assert len(set(kinds)) == len(kinds) == graph.number_of_edges()  # Gephi merges arrows of one kind
-    return root
 
 
 def decode(value: object, expected: object) -> object:
@@ -158,114 +24,79 @@ def decode(value: object, expected: object) -> object:
     return json.loads(str(value)) if is_json else value
 
 
-def check_read_back(read: nx.Graph, graph: nx.Graph) -> None:
-    """The nodes, the arrows and all attributes of a graph, as networkx reads them; a layout adds further ones."""
-    assert set(read) == set(graph) and type(read) is type(graph) and set(read.edges) == set(graph.edges)
-    pairs = [(read.nodes[n], graph.nodes[n]) for n in graph] + [(read.edges[e], graph.edges[e]) for e in graph.edges]
-    for actual, expected in pairs:
-        given = {key: value for key, value in expected.items() if value is not None}
-        assert {key: decode(actual[key], given[key]) for key in given} == {
-            k: json.loads(json.dumps(v)) for k, v in given.items()
-        }
+def check_read_back(owner: Any, graph: nx.Graph, folder: Path, **options: Any) -> dict[str, nx.Graph]:
+    """The nodes, the arrows and all attributes of a graph, as networkx reads them; the layout adds further ones."""
+    files = {}
+    for suffix in ("graphml", "gexf"):
+        owner.draw(folder / f"a.{suffix}", **options)
+        text = (folder / f"a.{suffix}").read_bytes()
+        assert text.startswith(b"<?xml") and b"\0" not in text
+    files["graphml"] = nx.read_graphml(folder / "a.graphml", force_multigraph=graph.is_multigraph())
+    files["gexf"] = nx.read_gexf(folder / "a.gexf", version="1.3")
+    for read in files.values():
+        assert set(read) == set(graph)
+        keys = [key for *_, key in read.edges(keys=True)] if read.is_multigraph() else []
+        assert len(set(keys)) == len(keys)  # Gephi drops arrows with equal ids
+        pairs = [(read.nodes[name], graph.nodes[name]) for name in graph]
+        for parent, child in set(graph.edges()):
+            data = [item[parent][child] for item in (read, graph)]
+            lists = [list(x.values()) if g.is_multigraph() else [x] for x, g in zip(data, (read, graph), strict=True)]
+            pairs += zip(*lists, strict=True)
+        for actual, expected in pairs:
+            given = {key: value for key, value in expected.items() if value is not None}
+            assert {key: decode(actual[key], given[key]) for key in given} == json.loads(json.dumps(given))
+    return files
 
 
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, marks=[pytest.mark.slow] if k % 8 else [], id=case.name) for k, case in enumerate(CASES)],
 )
-def test_files_obey_the_schemas_and_are_read_back(case: Case, tmp_path: Path) -> None:
+def test_files_are_read_back(case: Case, tmp_path: Path) -> None:
     sentence = case.sentence
     for owner, graph in ((sentence, sentence.graph()), (case.net, case.net.graph())):
-        owner.draw(tmp_path / "a.graphml")
-        check_graphml((tmp_path / "a.graphml").read_text(encoding="utf-8"), graph)
-        check_read_back(nx.read_graphml(tmp_path / "a.graphml", force_multigraph=graph.is_multigraph()), graph)
-        owner.draw(tmp_path / "a.gexf")
-        check_gexf((tmp_path / "a.gexf").read_text(encoding="utf-8"), graph)
-        read = nx.read_gexf(tmp_path / "a.gexf", version="1.3")
-        check_read_back(nx.MultiDiGraph(read) if graph.is_multigraph() else read, graph)
+        check_read_back(owner, graph, tmp_path)
         owner.draw(f"{tmp_path}/{type(owner).__name__}/")
         check_parquet(tmp_path / type(owner).__name__, graph)
 
 
-def test_files_have_the_layout_of_the_figure() -> None:
-    s = bt.bayesuvius(4, heads=2, slices=2, residual=True).sentence("the cat sat")
-    graph, picture = s.graph(attention=True), s.picture()
-    layout = layout_graph(s.net.network, graph)
-    root = check_graphml(to_graphml(graph, layout), graph)
-    viz = check_gexf(to_gexf(graph, layout), graph)
-    boxes = {box.name: box for box in picture.boxes}
-    x0, y0 = boxes["x_0_0"].x, boxes["x_0_0"].y
-    first = next(n for n in root.iter(f"{G}node") if n.get("id") == "x_0_0").find(f".//{Y}Geometry")
-    centre = nx.parse_graphml(to_graphml(graph, layout)).nodes["x_0_0"]
-    positions = {node.get("id"): node.find(f"{V}position") for node in viz.iter(f"{X}node")}
-    for node in root.iter(f"{G}node"):
-        name, geometry = node.get("id") or "", node.find(f".//{Y}Geometry")
-        box, data = boxes[name], nx.parse_graphml(to_graphml(graph, layout)).nodes[name] if name == "x_1_2" else centre
-        assert (float(geometry.get("width")), float(geometry.get("height"))) == pytest.approx(
-            (box.width, box.height), abs=0.01
-        )
-        for axis, size, shift in (("x", "width", box.x - x0), ("y", "height", box.y - y0)):
-            middle, start = (float(g.get(axis)) + float(g.get(size)) / 2 for g in (geometry, first))
-            assert middle - start == pytest.approx(shift, abs=0.02)
-        # In Gephi, y increases upwards.
-        assert float(positions[name].get("y")) - float(positions["x_0_0"].get("y")) == pytest.approx(
-            y0 - box.y, abs=0.02
-        )
-        if name == "x_1_2":
-            assert data["y"] - centre["y"] == pytest.approx(y0 - box.y) and data["x"] - centre["x"] == pytest.approx(
-                box.x - x0
-            )
-    labels = [label.text for label in root.iter(f"{Y}NodeLabel")]
-    assert "x₀⁰ “the”" in labels and "W_q¹" in labels
-    arrows = {(a.source, a.target): a for a in picture.arrows}
-    for edge in root.iter(f"{G}edge"):
-        arrow = arrows[edge.get("source") or "", edge.get("target") or ""]
-        path, line = edge.find(f".//{Y}Path"), edge.find(f".//{Y}LineStyle")
-        source = boxes[arrow.source]
-        assert float(path.get("sx")) == pytest.approx(arrow.points[0][0] - source.x, abs=0.01)
-        assert len(path) == len(arrow.points[::3]) - 2 and float(line.get("width")) == pytest.approx(
-            arrow.width, abs=0.01
-        )
-
-
-def test_a_graph_of_many_arrows_is_laid_out_without_routes(monkeypatch: pytest.MonkeyPatch) -> None:
-    s = bt.bayesuvius(4, heads=2).sentence("the cat sat")
-    graph = s.graph(attention=True)
-    routed = layout_graph(s.net.network, graph)
-    monkeypatch.setattr(graph_files, "DEFAULT_LIMIT", 3)
-    picture = layout_graph(s.net.network, graph)
-    assert [box.name for box in picture.boxes] == [box.name for box in routed.boxes]
-    assert not any(arrow.points for arrow in picture.arrows)
-    assert [(a.colour, a.width) for a in picture.arrows] == [(a.colour, a.width) for a in routed.arrows]
-    check_graphml(to_graphml(graph, picture), graph)
-
-
-def test_set_and_observed_nodes_have_their_colours() -> None:
-    s = bt.bayesuvius(4, observe=bt.tpm.Categorical(2)).sentence("the cat").do(q_0_0=[0, 0, 0, 0]).observe(y_0=1)
-    graph = s.graph()
-    root = check_graphml(to_graphml(graph, layout_graph(s.net.network, graph)), graph)
-    fills = {node.get("id"): node.find(f".//{Y}Fill").get("color") for node in root.iter(f"{G}node")}  # type: ignore[union-attr]
-    assert fills["q_0_0"] == "#F6C453" and fills["y_0"] == fills["x_0_1"] == "#D9DCE1" and fills["k_0_0"] == "#FFFFFF"
-    colours = nx.parse_graphml(to_graphml(graph, layout_graph(s.net.network, graph))).nodes
+@pytest.mark.parametrize("limit", [2_000, 3])
+def test_files_have_the_layout_of_the_figure(limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of many arrows is laid out without routes of arrows."""
+    monkeypatch.setattr(graph_files, "DEFAULT_LIMIT", limit)
+    net = bt.bayesuvius(4, heads=2, residual=True, observe=bt.tpm.Categorical(2))
+    s = net.sentence("the cat sat").do(q_0_0=[0, 0, 0, 0]).observe(y_0=1)
+    files = check_read_back(s, s.graph(attention=True), tmp_path, attention=True)
+    boxes = {box.name: box for box in s.picture().boxes}
+    first = boxes["x_0_0"]
+    maps = {
+        "graphml": {name: (data["x"], data["y"]) for name, data in files["graphml"].nodes(data=True)},
+        "gexf": {name: [data["viz"]["position"][k] for k in "xy"] for name, data in files["gexf"].nodes(data=True)},
+    }
+    for points in maps.values():
+        x0, y0 = points["x_0_0"]
+        for name, (x, y) in points.items():  # y increases upwards
+            if limit > 3:
+                assert (x - x0, y0 - y) == pytest.approx((boxes[name].x - first.x, boxes[name].y - first.y))
+        assert points["y_0"][1] < points["x_1_0"][1] < y0
+    colours = files["graphml"].nodes
     assert [colours["k_0_0"][c] for c in "rgb"] == [0x0B, 0x66, 0xAD]  # white nodes are invisible in Gephi
+    assert [colours["q_0_0"][c] for c in "rgb"] == [0xF6, 0xC4, 0x53]
+    assert all([colours[name][c] for c in "rgb"] == [0xD9, 0xDC, 0xE1] for name in ("y_0", "x_0_1"))
+    assert files["gexf"].nodes["y_0"]["viz"]["color"]["g"] == 0xDC
+    assert [files["graphml"].edges["k_0_1", "x_1_1"][c] for c in "rgb"] == [0x0B, 0x66, 0xAD]
 
 
 WORDS = st.lists(st.text(st.characters(codec="utf-8"), min_size=1), min_size=1, max_size=4)
 
 
-@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(WORDS)
 def test_any_word_survives(tmp_path: Path, words: list[str]) -> None:
     s = bt.bayesuvius(2).sentence(words)
-    graph = s.graph()
-    layout = layout_graph(s.net.network, graph)
-    check_read_back(nx.parse_graphml(to_graphml(graph, layout).partition("\n")[2]), graph)
-    check_graphml(to_graphml(graph, layout), graph)
-    check_gexf(to_gexf(graph, layout), graph)
-    (tmp_path / "a.gexf").write_text(to_gexf(graph, layout), encoding="utf-8", newline="")
-    check_read_back(nx.read_gexf(tmp_path / "a.gexf", version="1.3"), graph)
+    check_read_back(s, s.graph(), tmp_path)
     s.draw(f"{tmp_path}/words/")
-    check_parquet(tmp_path / "words", graph)
+    check_parquet(tmp_path / "words", s.graph())
 
 
 # Parquet
@@ -284,7 +115,6 @@ def check_parquet(folder: Path, graph: nx.Graph) -> None:
         rows.append({key: value for key, value in (row | pick).items() if key != "weight" or value is not None})
     edges = [{"source": u, "target": v, **data} for u, v, data in graph.edges(data=True)]
     assert sorted(map(repr, map(sorted_items, rows))) == sorted(map(repr, map(sorted_items, edges)))
-    assert json.loads(pq.read_metadata(folder / "arrows.parquet").metadata[b"bnet_transformer"])["version"] == 1
 
 
 def sorted_items(row: dict[str, Any]) -> list[tuple[str, Any]]:

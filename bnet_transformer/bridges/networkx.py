@@ -21,12 +21,12 @@ from bnet_transformer._core.files import as_path, atomic_write
 from bnet_transformer._core.naming import WORD, format_label
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, FileError
-from bnet_transformer.graph import GroundGraph, NodeGroup, NodeSelection
+from bnet_transformer.graph import GroundGraph, NodeSelection
 from bnet_transformer.inference import SentenceState, arrow_weights, iter_arrow_weights
 
 if TYPE_CHECKING:
     import networkx as nx
-    import pyarrow as pa
+    import pandas as pd
 
 
 MAX_ARROWS = 100_000
@@ -291,12 +291,12 @@ def to_json(graph: nx.Graph) -> str:
 # The template graph of a net and the ground graph of a sentence as a folder of two Parquet files.
 #
 # `nodes.parquet` has a row for each node and `arrows.parquet` a row for each arrow, with the attributes of the networkx
-# graphs. The arrows of a sentence are written from the integer arrays of the ground graph, one row group for each edge
-# template, so that a sentence may have millions of them.
+# graphs. The arrows of a sentence are written from the integer arrays of the ground graph, so that a sentence may have
+# millions of them.
 
 
 NODES, ARROWS = "nodes.parquet", "arrows.parquet"
-MAX_PARQUET_ARROWS = 100_000_000  # about 0.5 GB
+MAX_PARQUET_ARROWS = 100_000_000  # about 5 GB of memory
 
 
 def is_folder(path: object) -> bool:
@@ -316,15 +316,13 @@ def write_template_graph(network: Network, folder: object) -> None:
         BNetError: pyarrow is not installed.
         FileError: The folder cannot be written.
     """
-    pa = _import_pyarrow()
+    import pandas as pd
+
     graph = template_graph_to_networkx(network)
-    columns = _group_columns(pa) | {"plates": pa.list_(pa.string()), "label": pa.string()}
-    slots = ("source", "target", "role", "slot", "reach")
-    arrows = pa.schema({**dict.fromkeys(slots, pa.string()), "pick": pa.map_(pa.string(), pa.string())})
     edges = graph.edges(data=True)
-    rows = [{"source": u, "target": v, **data, "pick": list(data["pick"].items())} for u, v, data in edges]
-    nodes = _make_node_table(pa, graph.nodes(data=True), columns)
-    _write_folder(folder, (nodes.schema, [nodes]), (arrows, [pa.Table.from_pylist(rows, schema=arrows)]))
+    arrows = [{"source": u, "target": v, **data, "pick": list(data["pick"].items())} for u, v, data in edges]
+    columns = ["source", "target", "role", "slot", "reach", "pick"]
+    _write_folder(folder, graph.nodes(data=True), pd.DataFrame(arrows, columns=columns))
 
 
 def write_ground_graph(
@@ -352,113 +350,65 @@ def write_ground_graph(
         BudgetError: If there are more arrows than `limit`.
         FileError: The folder cannot be written.
     """
-    pa, ground = _import_pyarrow(), state.ground
+    import pandas as pd
+
+    ground, groups = state.ground, state.network.graph.groups
     selection = select_part(state, attention=attention, min_weight=min_weight, **part)
     check_arrow_limit(ground, selection, limit)
-    has_weights = attention or min_weight is not None
-    columns = _group_columns(pa) | {
-        **{"plates": pa.list_(pa.string()), "index": pa.list_(pa.int64()), "head": pa.int32(), "word": pa.int32()},
-        **{"token": pa.string(), "label": pa.string(), "do": pa.bool_()},
-    }
     specs = [spec for spec in state.network.specs if ground.is_selected(spec.group, selection)]
-    nodes = (iter_nodes(ground, spec, selection, state.tokens, state.evidence.keys()) for spec in specs)
-    arrows = dict.fromkeys(("source", "target", "role"), pa.string())
-    arrows |= {"weight": pa.float64()} if has_weights else {}
-    _write_folder(
-        folder,
-        (pa.schema(columns), (_make_node_table(pa, group, columns) for group in nodes)),
-        (pa.schema(arrows), _arrow_tables(pa, state, selection, has_weights, min_weight)),
+    nodes = [iter_nodes(ground, spec, selection, state.tokens, state.evidence.keys()) for spec in specs]
+    has_weights = attention or min_weight is not None
+    arrows: Iterable[Any] = ((*arrow, None) for arrow in ground.arrows(selection))
+    if has_weights:
+        arrows = iter_arrow_weights(state.query(), state.evaluator, selection)
+    parts = [(*[np.empty(0, dtype=np.int64)] * 3, np.empty(0))]
+    for edge, sources, targets, values in arrows:
+        weights = np.full(len(sources), np.nan) if values is None else values
+        is_strong = ~(weights < (min_weight or 0.0))  # True for arrows without a weight, NaN
+        parents = np.full(len(sources), edge.parent)
+        parts.append(tuple(column[is_strong] for column in (sources, targets, parents, weights)))
+    sources, targets, parents, weights = map(np.concatenate, zip(*parts, strict=True))
+    names, roles = pd.CategoricalDtype(ground.names), list(dict.fromkeys(group.role for group in groups))
+    frame = pd.DataFrame(
+        {
+            "source": pd.Categorical.from_codes(sources, dtype=names),
+            "target": pd.Categorical.from_codes(targets, dtype=names),
+            "role": pd.Categorical.from_codes(np.array([roles.index(g.role) for g in groups])[parents], roles),
+        }
     )
+    if has_weights:
+        frame["weight"] = weights
+    _write_folder(folder, itertools.chain(*nodes), frame)
 
 
-def _import_pyarrow() -> Any:
-    """The module pyarrow with its submodule parquet."""
+def _write_folder(folder: object, nodes: Iterable[tuple[str, dict[str, Any]]], arrows: pd.DataFrame) -> None:
+    """Write both files; neither file is replaced before both are complete."""
+    import pandas as pd
+
     try:
-        import pyarrow
-        import pyarrow.parquet
+        import pyarrow as pa
     except ImportError as error:
         hint = 'Run pip install "bnet-transformer[parquet]"'
         subject = "a folder of Parquet files requires the package pyarrow, which is not installed"
         raise BNetError(subject, hint=hint) from error
-    return pyarrow
-
-
-def _group_columns(pa: Any) -> dict[str, Any]:
-    """The types of the columns that all nodes have."""
-    return {
-        **{"name": pa.string(), "stack": pa.string(), "role": pa.string(), "slice": pa.int32(), "kind": pa.string()},
-        **{"learnable": pa.bool_(), "shape": pa.list_(pa.int64()), "tpm": pa.string()},
-    }
-
-
-def _make_node_table(pa: Any, nodes: Iterable[tuple[str, dict[str, Any]]], columns: dict[str, Any]) -> pa.Table:
-    """The table of nodes from their names and attributes."""
-    return pa.Table.from_pylist([{"name": name, **data} for name, data in nodes], schema=pa.schema(columns))
-
-
-def _arrow_tables(
-    pa: Any, state: SentenceState, selection: NodeSelection, has_weights: bool, min_weight: float | None
-) -> Iterator[pa.Table]:
-    """The arrows of each edge template, as arrays: the names are dictionaries of the two groups."""
-    ground, groups = state.ground, state.network.graph.groups
-    if has_weights:
-        arrows: Iterable[Any] = iter_arrow_weights(state.query(), state.evaluator, selection)
-    else:
-        arrows = ((*arrow, None) for arrow in ground.arrows(selection))
-    for edge, sources, targets, values in arrows:
-        if min_weight is not None and values is not None:
-            is_strong = ~(values < min_weight)  # True for arrows without a weight, NaN
-            sources, targets, values = sources[is_strong], targets[is_strong], values[is_strong]
-        parent, child = groups[edge.parent], groups[edge.child]
-        columns = {
-            "source": _name_column(pa, ground, parent, sources),
-            "target": _name_column(pa, ground, child, targets),
-            "role": pa.DictionaryArray.from_arrays(np.zeros(len(sources), dtype=np.int8), [parent.role]),
-        }
-        if has_weights:
-            values = np.full(len(sources), np.nan) if values is None else values
-            columns["weight"] = pa.array(values, mask=np.isnan(values))
-        yield pa.table(columns)
-
-
-def _name_column(pa: Any, ground: GroundGraph, group: NodeGroup, nodes: NDArray[Any]) -> Any:
-    """The names of nodes of one group."""
-    indices = (nodes - ground.offsets[group.index]).astype(np.int64)
-    return pa.DictionaryArray.from_arrays(indices, pa.array(ground.iter_names(group), pa.string()))
-
-
-def _write_folder(folder: object, nodes: tuple[Any, Iterable[Any]], arrows: tuple[Any, Iterable[Any]]) -> None:
-    """Write the schema and the tables of both files; neither file is replaced before both are complete."""
     path = as_path(folder)
     is_new = not path.exists()
     try:
         path.mkdir(exist_ok=True)
     except OSError as error:
         raise FileError(str(folder), expected="a folder that can be created", actual=error.strerror) from error
+    # As objects, missing integers remain integers. Without the schema of Arrow, readers return strings, no categories.
+    frames = {NODES: pd.DataFrame([{"name": name, **data} for name, data in nodes], dtype=object), ARROWS: arrows}
     try:
-        with atomic_write(path / NODES) as nodes_file, atomic_write(path / ARROWS) as arrows_file:
-            _write_tables(nodes_file, *nodes)
-            _write_tables(arrows_file, *arrows)
-    except BaseException:
+        with contextlib.ExitStack() as files:
+            for name, frame in frames.items():
+                frame.to_parquet(
+                    files.enter_context(atomic_write(path / name)), engine="pyarrow", index=False, store_schema=False
+                )
+    except BaseException as error:
         if is_new:
             with contextlib.suppress(OSError):
                 path.rmdir()
+        if isinstance(error, UnicodeEncodeError | pa.ArrowInvalid):
+            raise BNetError("graph", expected="text that UTF-8 can contain", actual=str(error)) from error
         raise
-
-
-def _write_tables(path: Any, schema: Any, tables: Iterable[Any]) -> None:
-    """Write tables as the row groups of a file; `schema` is that of a file without tables."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    # The Arrow schema is not stored: with it, readers would return the dictionaries instead of strings.
-    try:
-        tables = iter(tables)
-        first = next(tables, schema.empty_table())
-        with pq.ParquetWriter(path, first.schema, store_schema=False) as writer:
-            writer.add_key_value_metadata({"bnet_transformer": json.dumps(HEADER)})
-            for table in itertools.chain([first], tables):
-                if table.num_rows:
-                    writer.write_table(table)
-    except (UnicodeEncodeError, pa.ArrowInvalid) as error:
-        raise BNetError("graph", expected="text that UTF-8 can contain", actual=str(error)) from error
