@@ -23,7 +23,8 @@ from bnet_transformer.inference.contraction import (
     sum_out,
 )
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
-from bnet_transformer.inference.posteriors import JointPlan, plan_conditioning, plan_marginal_map, plan_node_posteriors
+from bnet_transformer.inference.most_probable import plan_marginal_map
+from bnet_transformer.inference.posteriors import JointPlan, plan_conditioning, plan_node_posteriors
 from bnet_transformer.inference.query import Query
 from bnet_transformer.tpm import Attention, Categorical, Codebook, Given, Linear, Normal, Pool, Select
 from tests.cases import close, jitter

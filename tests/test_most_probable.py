@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.inference import find_explained_nodes
-from bnet_transformer.inference.posteriors import find_maximisation_graph
+from bnet_transformer.inference.most_probable import find_maximisation_graph
 from bnet_transformer.reference import ReferenceRun
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, close, get_case, jitter

@@ -12,8 +12,7 @@ import bnet_transformer as bt
 from bnet_transformer._core.naming import KINDS_WITH_WIDTH, Reach
 from bnet_transformer.attention.tan import best_parents
 from bnet_transformer.graph import EdgeTemplate, GroundGraph, NodeGroup, TemplateGraph, descendants
-from bnet_transformer.graph.d_separation import SeparationQuery, are_separated
-from bnet_transformer.graph.ground_graph import thin_graph
+from bnet_transformer.graph.d_separation import SeparationQuery, are_separated, thin_graph
 from bnet_transformer.graph.queries import find_active_trail, find_minimal_cut, find_minimal_separator, has_path
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES

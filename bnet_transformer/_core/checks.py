@@ -84,6 +84,16 @@ def check_sequence(
     return tuple(items)
 
 
+def parse_names(subject: str, names: object) -> tuple[str, ...]:
+    """One name or several as a tuple; `subject` is the name of the argument in an error."""
+    if isinstance(names, str):
+        return (names,)
+    try:
+        return check_sequence(subject, names, str)
+    except BNetError as error:
+        raise BNetError(subject, expected="the name of a node, or a list of names", actual=names) from error
+
+
 def check_mapping(subject: str, value: object) -> Mapping[str, Any]:
     """The value as a mapping with string keys; None gives an empty mapping."""
     if value is None:

@@ -374,7 +374,7 @@ def _make_answer_metric(s: Sentence, text: str) -> dict[str, object]:
 def _format_state(s: Sentence, node: str, state: object) -> str:
     """Return a state of a node, or of all nodes of a name, as text: its index, and its label if it has one."""
     from bnet_transformer.data.encode import encode_value
-    from bnet_transformer.graph.queries import find_family
+    from bnet_transformer.graph import find_family
 
     first = find_family(s.ground, node).nodes[0]
     number, labels = int(encode_value(s.state.model, first, state, evidence=True)), s.state.labels(first)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.naming import WORD, Reach
-from bnet_transformer.compiler.plan import unset_parent_error
+from bnet_transformer.compiler.plan import PlanRequest, unset_parent_error
 from bnet_transformer.data.batch import Batch
 from bnet_transformer.data.checks import index_inputs
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
@@ -102,6 +102,19 @@ class ExecutionRequest:
     deferred: frozenset[int] = frozenset()
     record_attention: frozenset[int] = frozenset()
     training: bool | None = None
+
+    @property
+    def structure(self) -> PlanRequest:
+        """All of the request on which a plan depends."""
+        return PlanRequest(
+            self.outputs,
+            frozenset(self.known),
+            self.enumerate_too,
+            frozenset({*self.patched, *self.attention_rows, *self.changes}),
+            self.record_attention,
+            self.deferred,
+            self.has_chains,
+        )
 
 
 def batch_to_request(network: Network, batch: Batch, outputs: tuple[int, ...] = (), **options: Any) -> ExecutionRequest:

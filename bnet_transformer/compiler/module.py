@@ -272,24 +272,14 @@ class CompiledModule(nn.Module):
         """
         if self.validates_requests:
             self._validate_request(request)
-        recorded, word_counts = request.record_attention, request.word_counts
+        word_counts = request.word_counts
         # Folding maps into an attention costs one product of two weights and saves one map of each word, so it is
         # faster if there are more words than features. A folded attention cannot use given rows (it has no v) or record
         # P(j | i).
         batch = max([1, *map(len, request.known.values())])
-        fold = not (recorded or request.attention_rows)
-        modified = {*request.patched, *request.attention_rows, *request.changes}
-        structure = PlanRequest(
-            request.outputs,
-            frozenset(request.known),
-            request.enumerate_too,
-            frozenset(modified),
-            recorded,
-            request.deferred,
-            request.has_chains,
-            fold and batch * max([0, *word_counts.values()]) > self.max_width,
-        )
-        plan = self.plan(structure, word_counts)
+        fold = not (request.record_attention or request.attention_rows)
+        fold = fold and batch * max([0, *word_counts.values()]) > self.max_width
+        plan = self.plan(request.structure._replace(fold=fold), word_counts)
         stored: Mapping[str, Any] = (
             self.store._parameters
         )  # faster than `self.store[key]`, which also returns parametrised tensors
@@ -315,7 +305,7 @@ class CompiledModule(nn.Module):
         for index, (weights, mask) in request.attention_rows.items():
             row = lay_out_value(state, index, weights, weights.shape[-1:])
             state.attention_rows[index] = row, lay_out_value(state, index, mask)
-        state.attention_weights.update(dict.fromkeys(recorded))
+        state.attention_weights.update(dict.fromkeys(request.record_attention))
         plan_to_values(plan, state)
         return state, plan
 

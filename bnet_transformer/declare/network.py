@@ -66,6 +66,7 @@ class NodeSpec:
         scope: `"sentence"`, or `"corpus"` for a root that is drawn once for all sentences.
         parameters: The parameters that the TPM declares, by name.
         is_wordwise: True if each parent is one value at the same word, or has no words.
+        states: The number of states of the TPM; None if the sentence decides it or the node has none.
     """
 
     group: NodeGroup
@@ -77,10 +78,11 @@ class NodeSpec:
     scope: str
     parameters: Mapping[str, Parameter]
     is_wordwise: bool = field(init=False, compare=False, repr=False)  # torch.compile cannot trace a cached property
+    states: int | None = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         is_wordwise = all(not (p.pick or p.over) and p.reach.kind == "same" for p in self.parents)
-        set_frozen(self, is_wordwise=is_wordwise)
+        set_frozen(self, is_wordwise=is_wordwise, states=self.tpm.states)
 
     @property
     def learnable(self) -> bool:
@@ -250,7 +252,7 @@ class Network:
             The number of states.
         """
         spec = self.specs[index]
-        return word_counts[self.get_source_stack(spec)] if spec.tpm.states is None else spec.tpm.states
+        return word_counts[self.get_source_stack(spec)] if spec.states is None else spec.states
 
     def get_source_stack(self, spec: NodeSpec) -> str:
         """The stack of the words that a group reads as a collection.

@@ -12,13 +12,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bnet_transformer._core.naming import SLICE, WORD, Reach, join_name, split_pattern
+from bnet_transformer._core.naming import SLICE, WORD, Reach, count_word_from_start, join_name, split_pattern
 from bnet_transformer.errors import BNetError, BudgetError, UnknownNameError
 from bnet_transformer.graph.template_graph import EdgeTemplate, NodeGroup, TemplateGraph, unknown_node_error
 
@@ -601,119 +600,92 @@ def _is_in_slices(child: NodeGroup, parent: NodeGroup, slices: set[int], depth: 
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Thinned ground graphs: a separation query on few words and heads needs only a small graph.
-
-
-THINNABLE_REACHES = ("same", "every", "causal", "first", "last")  # preserved by the map of words in `thin_graph`
+# The nodes of a name: one node, or a family, which is an array of nodes along the indices that the name leaves open.
+#
+# All functions that take names of nodes find them here, so that a name or a pattern has one meaning everywhere. The
+# rule is in `_core.naming`, and on the page "Declare an architecture".
 
 
 @dataclass(frozen=True)
-class ThinnedGraph:
-    """The smaller ground graphs of several queries, which have the same size.
+class NodeFamily:
+    """The nodes of a name or a pattern.
 
-    Attributes:
-        ground: The smaller graph.
-        full: The full graph.
-        retained: For each query, the indices of each axis (a plate, or the words of a stack) in the smaller graph.
+    Args:
+        name: The name or the pattern.
+        parts: For each node group, the ids of the nodes as an array along its open axes.
+        axes: For each node group, the open axes: those plates, and `"word"`, of which the name has no number.
     """
 
-    ground: GroundGraph
-    full: GroundGraph
-    retained: tuple[dict[tuple[str, str], Sequence[int]], ...]
+    name: str
+    parts: tuple[Ids, ...] = field(repr=False)
+    axes: tuple[tuple[str, ...], ...]
 
-    def to_thinned(self, nodes: Sequence[Iterable[int]]) -> list[list[int]]:
-        """The ids in the smaller graph of the nodes of each query."""
-        thinned = []
-        for ids, retained in zip(nodes, self.retained, strict=True):
-            numbers = []
-            for node in ids:
-                group, index = self.full.unravel_index(node)
-                entry = [retained[axis].index(i) for axis, i in zip(_axes(group), index, strict=True)]
-                numbers.append(self.ground.ravel_index(group, entry))
-            thinned.append(numbers)
-        return thinned
+    @property
+    def nodes(self) -> list[int]:
+        """The ids of all nodes: by node group, then in row-major order of the open axes."""
+        return [node for part in self.parts for node in part.ravel().tolist()]
 
-    def to_full(self, node: int) -> int:
-        """The id in the full graph of a node of the smaller graph of the first query."""
-        group, index = self.ground.unravel_index(node)
-        retained = self.retained[0]
-        return self.full.ravel_index(group, [retained[axis][i] for axis, i in zip(_axes(group), index, strict=True)])
+    @property
+    def is_node(self) -> bool:
+        """True for the name of one node; False for an array of nodes, also if it has only one."""
+        return len(self.parts) == 1 and not self.axes[0]
 
-    def apply_surgery(self) -> GroundGraph:
-        """The smaller graph of the first query, with the surgery of the full graph."""
-        cut, partly_cut = (self.to_thinned([nodes])[0] for nodes in (self.full.cut_nodes, self.full.retained_parents))
-        return self.ground.surgery(cut, dict(zip(partly_cut, self.full.retained_parents.values(), strict=True)))
+    @property
+    def open_axes(self) -> tuple[str, ...]:
+        """The axes of `array`: `"slice"` for several slices, then the open plates, then `"word"`.
 
+        Raises:
+            BNetError: The node groups have different axes.
+        """
+        if len({(axes, part.shape) for axes, part in zip(self.axes, self.parts, strict=True)}) > 1:
+            expected = "a role whose nodes have the same axes in all slices"
+            raise BNetError(self.name, expected=expected, actual="groups with different axes")
+        return ((SLICE,) if len(self.parts) > 1 else ()) + self.axes[0]
 
-def thin_graph(ground: GroundGraph, named: Sequence[Iterable[int]]) -> ThinnedGraph:
-    """The smaller graphs for queries about the nodes `named`."""
-    # Words and heads that a query does not name are interchangeable. Map each word to the greatest retained word that
-    # is not after it. If the named words, the word after each of them, and both ends are retained, this map preserves
-    # arrows for THINNABLE_REACHES. The same holds for a plate with the named indices and one more. So a trail is active
-    # in the full graph if and only if its image is active in the thinned graph, and the cost does not depend on the
-    # length of the sentence.
-    full_sizes = {(plate, ""): size for plate, size in ground.template.plate_sizes.items()}
-    full_sizes |= {(WORD, stack): size for stack, size in ground.word_counts.items()}
-    named_by_query = [_named_indices(ground, {*nodes, *ground.cut_nodes, *ground.retained_parents}) for nodes in named]
-    required = [
-        {axis: _required_indices(axis, by_axis.get(axis, set()), size) for axis, size in full_sizes.items()}
-        for by_axis in named_by_query
-    ]
-    sizes = {axis: max(len(by_axis[axis]) for by_axis in required) for axis in full_sizes}
-    sizes |= {axis: full_sizes[axis] for axis in _unthinnable_axes(ground)}
-    retained = tuple(
-        {axis: _pad_indices(idx, sizes[axis], full_sizes[axis]) for axis, idx in by_axis.items()}
-        for by_axis in required
-    )
-    plates = {plate: sizes[plate, ""] for plate in ground.template.plate_sizes}
-    small = GroundGraph(
-        replace(ground.template, plate_sizes=plates), {stack: sizes[WORD, stack] for stack in ground.word_counts}
-    )
-    return ThinnedGraph(small, ground, retained)
+    @property
+    def array(self) -> Ids:
+        """The ids of all nodes, as an array along `open_axes`."""
+        return np.stack(self.parts) if len(self.open_axes) > len(self.axes[0]) else self.parts[0]
 
 
-def _pad_indices(required: set[int], size: int, full_size: int) -> Sequence[int]:
-    """`size` sorted indices of an axis that contain the required ones."""
-    if size == full_size:
-        return range(full_size)
-    unnamed = (i for i in range(full_size) if i not in required)
-    return sorted([*required, *islice(unnamed, size - len(required))])
+def find_family(ground: GroundGraph, name: object) -> NodeFamily:
+    """The nodes of a name or a pattern.
 
+    Args:
+        ground: The graph of the sentence.
+        name: A node (`q_2_0_3`), a node group (`q_2`), a role (`q`), a name without its last indices (`q_2_0`: head 0
+            at all words), or a pattern (`q_2_*_3`). A negative word counts from the end (`q_2_0_-1`).
 
-def _required_indices(axis: tuple[str, str], named: set[int], size: int) -> set[int]:
-    """The indices of an axis that must be retained.
+    Raises:
+        UnknownNameError: The name matches no node.
 
-    For words these are the named words, both ends, and the word after each; for a plate, the named indices and one
-    more.
+    >>> import bnet_transformer as bt
+    >>> ground = bt.bayesuvius(dim=4, heads=2, combine="concat").sentence("the cat sat").ground
+    >>> family = find_family(ground, "q_0_*_-1")
+    >>> family.axes, list(map(ground.name, family.nodes))
+    ((('head',),), ['q_0_0_2', 'q_0_1_2'])
     """
-    if axis[0] == WORD:
-        return {i for word in (0, *named, size - 1) for i in (word, word + 1) if i < size}
-    spare = next((i for i in range(size) if i not in named), None)
-    return named if spare is None else {*named, spare}
+    parts, axes = list[Ids](), list[tuple[str, ...]]()
+    for group, index in ground.template.match_groups(name, ground.word_counts):
+        numbers = {axis: [i] for axis, i in zip(ground.axes(group), index, strict=True) if i is not None}
+        words = {group.word_stack or "": numbers.pop(WORD)} if WORD in numbers else {}
+        nodes = ground.select_nodes(group, NodeSelection(words=words, plates=numbers))
+        pairs = zip(ground.axes(group), ground.shapes[group.index], index, strict=True)
+        is_open = [(axis, size) for axis, size, i in pairs if i is None]
+        parts.append(nodes.reshape([size for _, size in is_open]))
+        axes.append(tuple([axis for axis, _ in is_open]))
+    if not any(part.size for part in parts):
+        raise ground.unknown_node_error(name)
+    return NodeFamily(str(name), tuple(parts), tuple(axes))
 
 
-def _unthinnable_axes(ground: GroundGraph) -> set[tuple[str, str]]:
-    """The axes of words that cannot be thinned, because a reach depends on more than the order of words."""
-    axes = set()
-    for edge in ground.template.edges:
-        child, parent = ground.template.groups[edge.child], ground.template.groups[edge.parent]
-        is_cross_stack = child.word_stack is not None and child.word_stack != parent.word_stack
-        for reach in edge.reaches if parent.word_stack is not None else ():
-            if reach.kind not in THINNABLE_REACHES or (is_cross_stack and reach.kind in ("same", "causal")):
-                axes |= {(WORD, stack) for stack in (child.word_stack, parent.word_stack) if stack is not None}
-    return axes
+def count_from_start(ground: GroundGraph, name: str) -> str:
+    """The same name or pattern, with a word that is counted from the start: `y_-1` of three words is `y_2`.
 
-
-def _named_indices(ground: GroundGraph, nodes: Iterable[int]) -> dict[tuple[str, str], set[int]]:
-    """The indices of some nodes along each axis."""
-    named: dict[tuple[str, str], set[int]] = {}
-    for node in nodes:
-        group, index = ground.unravel_index(node)
-        for axis, i in zip(_axes(group), index, strict=True):
-            named.setdefault(axis, set()).add(i)
-    return named
-
-
-def _axes(group: NodeGroup) -> list[tuple[str, str]]:
-    """The axes of a group: (plate, "") for each plate, then ("word", stack)."""
-    return [(plate, "") for plate in group.plates] + ([] if group.word_stack is None else [(WORD, group.word_stack)])
+    Args:
+        ground: The graph of the sentence.
+        name: The name or the pattern, also with entries; it is returned unchanged if it matches no node.
+    """
+    groups = [group for group, _ in ground.template.match_groups(name.partition("[")[0], ground.word_counts)]
+    stack = groups[0].word_stack if groups else None
+    return name if stack is None else count_word_from_start(name, ground.word_counts[stack])

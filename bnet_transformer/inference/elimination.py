@@ -46,7 +46,6 @@ def log_evidence(
     budget: int = BUDGET,
     atol: float = ATOL,
     check: bool = True,
-    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The log evidence `log P(evidence)` of each sentence of a batch, with gradients; autocast is ignored.
 
@@ -61,8 +60,6 @@ def log_evidence(
         atol: The absolute tolerance of evidence on nodes that are functions of their parents.
         check: Whether impossible evidence is an error; the check synchronises with a GPU. Without the check, the log
             probability of impossible evidence is at most -5e29.
-        dtype: The type of the result; by default that of log probabilities in the net. float64 preserves differences
-            that float32 loses if the log likelihood is large.
 
     Returns:
         A tensor `[batch]`; in a net with a selector of the whole corpus `[1]`, for the batch as a whole.
@@ -80,7 +77,7 @@ def log_evidence(
     """
     request, observed = _check_arguments(module, None, evidence, budget, atol, x=x, mask=mask, do=do, given=given)
     factors = request_factors(module, observed, None, request, budget=budget, atol=atol)
-    return compute_log_evidence(module, factors, check=check, dtype=dtype)
+    return compute_log_evidence(module, factors, check=check)
 
 
 @ignore_caller_modes()
@@ -93,7 +90,8 @@ def compute_log_evidence(
         module: The compiled net.
         request: The factors of the evidence.
         check: Whether impossible evidence is an error.
-        dtype: The type of the result; by default that of log probabilities in the net.
+        dtype: The type of the result; by default that of log probabilities in the net. float64 preserves differences
+            that float32 loses if the log likelihood is large.
     """
     execution, factors = compute_factors(module, request)
     total = eliminate_choices(execution, factors, dtype)

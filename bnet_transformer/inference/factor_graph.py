@@ -12,9 +12,10 @@ compiled net, and `contraction` eliminates the variables.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer._core.process import check_memory
-from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, format_count
@@ -41,11 +41,12 @@ from bnet_transformer.inference.contraction import (
     sum_out,
 )
 from bnet_transformer.inference.factors import LOG_ZERO, align_evidence, evidence_log_prob, state_log_probs
-from bnet_transformer.inference.plan import Fault, find_mixed_type_fault, format_nodes
-from bnet_transformer.inference.query import Query, find_set_groups, group_evidence, iter_chunks, with_sentence_scope
+from bnet_transformer.inference.plan import Fault, Plan, format_nodes
+from bnet_transformer.inference.query import Query, group_evidence, iter_chunks, with_sentence_scope
 from bnet_transformer.inference.values import NodeEvaluator, get_output_groups
 from bnet_transformer.reference import GroundModel, ReferenceRun, is_close
 
+R = TypeVar("R")
 LANE_BITS = 64
 ALL_LANES = ~np.uint64(0)
 BUDGET_HINT = (
@@ -157,6 +158,24 @@ class FactorGraph:
                 factors = f"the factors of {batch.spec.group.name} ({node}: {names})"
                 return excess_error(f"at most {format_count(budget)} joint states for {factors}", batch.rows)
         return None
+
+    def plan(self, question: str, reason: str, run: Callable[[], R], *orders: EliminationOrder) -> Plan[R]:
+        """The plan of variable elimination, with the cost of some elimination orders."""
+        names = [self.query.model.ground.name(node) for node in self.variables]
+        largest = max(orders, key=lambda order: order.states)
+        return Plan(
+            question,
+            "variable elimination",
+            reason,
+            run,
+            states=largest.states,
+            rows=self.rows,
+            entries=sum(order.entries for order in orders),
+            order=tuple(names[k] for order in orders for k in order.variables),
+            scope=tuple(names[k] for k in largest.scope),
+            choices=self.variables,
+            count_flops=self.count_flops,
+        )
 
     def count_flops(self) -> int | None:
         """The floating-point operations of the passes of all batches."""
@@ -291,21 +310,14 @@ class _GroupCall:
         model = replace(model, do={**dict.fromkeys(barren, zero), **query.fixed, **states, **model.do})
         return NodeEvaluator(with_sentence_scope(query.module), model, {})
 
-    @cached_property
-    def structure(self) -> PlanRequest:
-        """The structure of a run."""
-        full, partial = find_set_groups(self.evaluator.model, self.relevant)
-        return PlanRequest(self.outputs, full, patched=partial)
-
     def find_fault(self) -> Fault | None:
         """Why one run of the compiled net cannot compute the factors; None if it can."""
-        model = self.evaluator.model
-        fault = find_mixed_type_fault(model, model.do, relevant=self.relevant)
-        return fault or self.evaluator.module.find_requirements(self.structure).fault
+        return self.evaluator.analyse_pass(self.outputs, self.relevant, self.spec)[0]
 
     def count_flops(self, rows: int) -> int | None:
         """The floating-point operations of a batch of some rows."""
-        return count_plan_flops(self.evaluator.module, self.structure, self.query.model.ground.word_counts, rows)
+        structure = self.evaluator.request_pass(self.outputs, self.relevant).structure
+        return count_plan_flops(self.evaluator.module, structure, self.query.model.ground.word_counts, rows)
 
     def compute_log_probs(
         self, nodes: Sequence[int], is_latent: NDArray[np.bool_], states: Mapping[int, Tensor], rows: int

@@ -260,7 +260,6 @@ class EliminationProblem:
     ancestor_choices: Mapping[int, Collection[int]]  # group -> the choices on which it depends
     chain_scopes: Mapping[int, Collection[int]]  # first choice of a chain -> those of two words, and of the sentence
     fault: StructureError | None  # why elimination does not apply; not raised here
-    has_plan: bool  # False if the fault is the error of the plan
 
     @property
     def scopes(self) -> list[tuple[int, Collection[int]]]:
@@ -272,14 +271,6 @@ class EliminationProblem:
         counts = ((math.prod(network.count_states(i, words) for i in scope), k, scope) for k, scope in self.scopes)
         return max(counts, key=itemgetter(0), default=(1, 0, ()))
 
-    def count_flops(
-        self, module: CompiledModule, do: frozenset[int], words: Mapping[str, int], batch: int
-    ) -> int | None:
-        """The floating-point operations of the pass for a batch of sentences; `do` are the groups that are set."""
-        outputs = tuple(dict.fromkeys([*self.outputs, *self.factor_groups]))
-        request = PlanRequest(outputs, do | self.fixed, self.enumerated, has_chains=True)
-        return count_plan_flops(module, request, words, batch)
-
     def bind(self, evidence: Mapping[int, Evidence], request: ExecutionRequest, atol: float = ATOL) -> FactorRequest:
         """The factors of evidence and sentences with the structure of this problem.
 
@@ -287,12 +278,7 @@ class EliminationProblem:
             evidence: The evidence, by group.
             request: The sentences and their interventions; this method sets the groups that are computed.
             atol: The tolerance of evidence on groups that are functions of their parents.
-
-        Raises:
-            StructureError: Elimination does not apply.
         """
-        if self.fault is not None and self.has_plan:
-            raise self.fault
         patched = request.patched
         observed = {index: _merge_set_states(evidence[index], patched.get(index)) for index in self.fixed}
         run = replace(
@@ -305,17 +291,58 @@ class EliminationProblem:
             has_chains=True,
             deferred=frozenset(self.deferred_attention.values()),
         )
-        return FactorRequest(self, evidence, run, atol)
+        return FactorRequest(self, evidence, request, run, atol)
 
 
 @dataclass(frozen=True)
 class FactorRequest:
-    """The factors that `compute_factors` computes: their structure, the evidence by group, and the run."""
+    """The factors that `compute_factors` computes: their structure, the evidence by group, and the run of the net."""
 
     problem: EliminationProblem
     evidence: Mapping[int, Evidence]
+    request: ExecutionRequest
     run: ExecutionRequest
     atol: float
+
+    def with_evidence(self, evidence: Mapping[int, Evidence]) -> FactorRequest:
+        """The factors of other evidence with the same structure."""
+        return self.problem.bind(evidence, self.request, self.atol)
+
+    def count_flops(self, module: CompiledModule, batch: int = 1) -> int | None:
+        """The floating-point operations of the pass for a batch of sentences."""
+        outputs = tuple(dict.fromkeys([*self.problem.outputs, *self.problem.factor_groups]))
+        structure = self.run.structure._replace(outputs=outputs, patched=frozenset(), deferred=frozenset())
+        return count_plan_flops(module, structure, self.run.word_counts, batch)
+
+
+def prepare_factors(
+    module: CompiledModule,
+    evidence: Mapping[int, Evidence],
+    target: int | None,
+    request: ExecutionRequest,
+    atol: float = ATOL,
+    *,
+    defer: bool = True,
+) -> FactorRequest:
+    """Plan the factors of evidence and a target; `problem.fault` is the reason if elimination does not apply.
+
+    Args:
+        module: The compiled net.
+        evidence: The evidence, by group.
+        target: The requested discrete group, if any.
+        request: The sentences and their interventions.
+        atol: The tolerance of evidence on groups that are functions of their parents.
+        defer: Whether the likelihood of a readout may be computed without its mean (`deferred_log_likelihood`).
+    """
+    patched, do = request.patched, request.known.keys() - {spec.group.index for spec in module.network.inputs}
+    forms = {index: _classify_evidence(item, patched.get(index)) for index, item in evidence.items()}
+    partly_set = patched.keys() | request.attention_rows.keys() | request.changes.keys()
+    # The log likelihoods of a net in half precision are computed in float32 (all its parameters have the same type).
+    first = next(iter(module.store.values()), None)
+    defer = defer and not (first is not None and first.dtype in (torch.float16, torch.bfloat16))
+    key = (*forms.items(), target, frozenset(do), frozenset(partly_set), defer)
+    build = partial(build_elimination_problem, module, forms, target, do, partly_set, defer=defer)
+    return module.memoize(("question", *key), build).bind(evidence, request, atol)
 
 
 def request_factors(
@@ -328,7 +355,7 @@ def request_factors(
     atol: float = ATOL,
     defer: bool = True,
 ) -> FactorRequest:
-    """Plan the factors of evidence and a target, with a dim for each enumerated choice.
+    """Plan the factors of evidence and a target as `prepare_factors`, and raise an error if elimination does not apply.
 
     Args:
         module: The compiled net.
@@ -343,12 +370,11 @@ def request_factors(
         StructureError: Elimination does not apply.
         BudgetError: A value depends on more joint states than the budget.
     """
-    patched, do = request.patched, request.known.keys() - {spec.group.index for spec in module.network.inputs}
-    forms = {index: _classify_evidence(item, patched.get(index)) for index, item in evidence.items()}
-    partly_set = patched.keys() | request.attention_rows.keys() | request.changes.keys()
-    problem = build_elimination_problem(module, forms, target, do, partly_set, defer=defer)
-    factors = problem.bind(evidence, request, atol)
-    for index, choices in problem.scopes:
+    factors = prepare_factors(module, evidence, target, request, atol, defer=defer)
+    if factors.problem.fault is not None:
+        module.plan(factors.run.structure, request.word_counts)  # the error of the plan has the number of words
+        raise factors.problem.fault
+    for index, choices in factors.problem.scopes:
         check_elimination_budget(module.network, index, choices, request.word_counts, budget)
     return factors
 
@@ -383,7 +409,7 @@ def build_elimination_problem(
     *,
     defer: bool = True,
 ) -> EliminationProblem:
-    """The structure of an elimination and its fault, if it has one; cached for each structure.
+    """The structure of an elimination, and its fault if it has one.
 
     Args:
         module: The compiled net.
@@ -393,24 +419,6 @@ def build_elimination_problem(
         partly_set: Groups of which some nodes, or the attention rows of some nodes, are set.
         defer: Whether the likelihood of a readout may be computed without its mean.
     """
-    # The log likelihoods of a net in half precision are computed in float32 (all its parameters have the same type).
-    first = next(iter(module.store.values()), None)
-    defer = defer and not (first is not None and first.dtype in (torch.float16, torch.bfloat16))
-    key = (*forms.items(), target, frozenset(do), frozenset(partly_set), defer)
-    build = partial(_build_elimination_problem, module, forms, target, do, partly_set, defer=defer)
-    return module.memoize(("question", *key), build)
-
-
-def _build_elimination_problem(
-    module: CompiledModule,
-    forms: Mapping[int, tuple[bool, bool]],
-    target: int | None,
-    do: Collection[int],
-    partly_set: Collection[int],
-    *,
-    defer: bool,
-) -> EliminationProblem:
-    """Build the structure of an elimination; see `build_elimination_problem`."""
     # Elimination needs factors for the random ancestors of the evidence and the target; interventions cut the graph
     # above the nodes that they set, and nodes below are barren (Shachter 1986). Random groups with full evidence are
     # constants (`fixed`), and the discrete ones that remain are enumerated.
@@ -442,9 +450,8 @@ def _build_elimination_problem(
     patched = frozenset(set(partly_set) - fixed)
     request = PlanRequest(outputs, frozenset(closed), frozenset(enumerated), patched, has_chains=True)
     needs = module.find_requirements(request)
-    plan_fault = None if fault else needs.fault
     chains = _find_chains(network, choices.values(), needs.word_offsets)
-    fault = fault or plan_fault or _find_direction_fault(network, chains, needs.word_offsets)
+    fault = fault or needs.fault or _find_direction_fault(network, chains, needs.word_offsets)
     return EliminationProblem(
         outputs=outputs,
         fixed=frozenset(fixed),
@@ -454,7 +461,6 @@ def _build_elimination_problem(
         ancestor_choices={index: choices.get(index, ()) for index in requested},
         chain_scopes={chain[0]: _join_chain_scopes(network, chain, choices.values()) for chain in chains},
         fault=fault or _find_plate_fault(network, choices, deferred),
-        has_plan=plan_fault is None,
     )
 
 

@@ -1,4 +1,11 @@
-"""Posteriors: of nodes, of node groups and joint; the log probability of evidence; the most probable joint states."""
+"""Posteriors of nodes and of node groups, the log probability of evidence, and attention averaged over posteriors.
+
+All results are exact. A posterior that equals the TPM of its node takes one pass (`compiled`). Otherwise the first
+choice is elimination, which sums over the choices in the factors of whole groups. It does not apply if one value
+depends on the choices of several words. Then the cheapest of variable elimination, conditioning and enumeration
+applies: their costs are known before anything is computed. The reference, which loops over joint states and nodes, is
+used if the compiled net cannot compute the result.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +13,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -17,17 +24,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bnet_transformer import reference
-from bnet_transformer._core.naming import EVERY_NODE, WORD, count_word_from_start, match_names
-from bnet_transformer._core.process import check_memory
+from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import to_numpy
-from bnet_transformer._core.tokens import distinguish, name_columns
+from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.data.checks import find_groups
 from bnet_transformer.declare import NodeSpec
-from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count, unknown_name_error
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.graph import EdgeTemplate, NodeGroup, NodeSelection
 from bnet_transformer.inference import elimination
-from bnet_transformer.inference.contraction import EliminationOrder
 from bnet_transformer.inference.factor_graph import (
     FactorGraph,
     build_factor_graph,
@@ -36,16 +41,14 @@ from bnet_transformer.inference.factor_graph import (
     locate_words,
     scatter_possible,
 )
-from bnet_transformer.inference.factors import LOG_ZERO, EliminationProblem, FactorRequest, build_elimination_problem
+from bnet_transformer.inference.factors import LOG_ZERO, FactorRequest, prepare_factors
 from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, find_mixed_type_fault, format_nodes
 from bnet_transformer.inference.query import (
     MAX_DIMS,
     Query,
     build_request,
-    classify_evidence,
     enumerate_as_batch,
     enumerate_joint_states,
-    find_set_groups,
     group_evidence,
     prune_barren_choices,
     prune_interventions,
@@ -53,7 +56,6 @@ from bnet_transformer.inference.query import (
 )
 from bnet_transformer.inference.values import REFERENCE_REASON, NodeEvaluator, NodeQuery, SentenceState
 from bnet_transformer.reference import (
-    GroundModel,
     ReferenceRun,
     check_discrete_node,
     expected_attention,
@@ -65,17 +67,6 @@ from bnet_transformer.reference import (
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Posteriors of nodes of a sentence, the log probability of its evidence, and attention averaged over posteriors.
-#
-# All results are exact. A posterior that equals the TPM of its node takes one pass (`compiled`). Otherwise the first
-# choice is elimination, which sums over the choices in the factors of whole groups. It does not apply if one value
-# depends on the choices of several words. Then the cheapest of variable elimination, conditioning and enumeration
-# applies: their costs are known before anything is computed. The reference, which loops over joint states and nodes, is
-# used if the compiled net cannot compute the result.
-
 
 R = TypeVar("R")
 JOINT_REASONS = {
@@ -200,43 +191,36 @@ def plan_elimination(question: str, query: Query, compute: Callable[[FactorReque
     node, *extra = query.nodes or (None,)
     if extra:
         return Obstacle(query.format_nodes(), "several nodes are requested")
-    problem = find_elimination_problem(query, node)
-    if not isinstance(problem, EliminationProblem):
-        return problem
-    network, words = query.model.network, query.model.ground.word_counts
-    states, index, scope = problem.find_largest_scope(network, words)
+    factors = find_factors(query, node)
+    if not isinstance(factors, FactorRequest):
+        return factors
+    network = query.model.network
+    states, index, scope = factors.problem.find_largest_scope(network, factors.run.word_counts)
     if states > query.budget:
         names = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
         reason = f"it would sum over {format_count(states)} joint states of {names}, more than the budget of "
         return Obstacle(network.specs[index].group.name, reason + format_count(query.budget), "raise budget=")
-
-    def run() -> R:
-        evidence, request = group_evidence(query.model, query.evidence), build_request(query.model)
-        return compute(problem.bind(evidence, request, query.atol))
-
-    flops = partial(problem.count_flops, query.module, find_set_groups(query.model)[0], words, 1)
+    run, flops = partial(compute, factors), partial(factors.count_flops, query.module)
     return Plan(question, "elimination", ELIMINATION_REASON, run, states=states, count_flops=flops)
 
 
-def find_elimination_problem(
-    query: Query, node: int | None, states: Collection[int] = ()
-) -> EliminationProblem | Fault:
-    """The structure of an elimination, or why it does not apply.
+def find_factors(query: Query, node: int | None, states: Collection[int] = ()) -> FactorRequest | Fault:
+    """The factors of an elimination, or why it does not apply.
 
     Args:
-        query: The query; only the structure of its evidence matters.
+        query: The query and its evidence.
         node: The requested node, if any.
-        states: Nodes with an observed state in each sentence of a batch.
+        states: Nodes with an observed state in each sentence of a batch; the factors are those of state 0.
     """
     model = prune_interventions(query.model, [*states, *query.evidence]) if states else query.model
     fault = find_mixed_type_fault(model, query.evidence, states) or find_mixed_type_fault(model, model.do)
     if fault is not None:
         return fault
     module = with_sentence_scope(query.module) if states else query.module
+    evidence = group_evidence(model, query.evidence, dict.fromkeys(states, torch.zeros(1, dtype=torch.long)))
     target = None if node is None else model.ground.group_of(node).index
-    forms = classify_evidence(model, query.evidence, states)
-    problem = build_elimination_problem(module, forms, target, *find_set_groups(model))
-    return problem.fault or problem
+    factors = prepare_factors(module, evidence, target, build_request(model), query.atol)
+    return factors.problem.fault or factors
 
 
 def _compute_posterior(query: Query, group: int, index: tuple[int, ...], factors: FactorRequest) -> Tensor:
@@ -306,7 +290,7 @@ def _plan_joint_states(question: str, query: Query, function: Callable[[Tensor],
     graph, cheapest = build_factor_graph(query), plan_conditioning(question, query)
     if isinstance(graph, FactorGraph):
         reason, order = JOINT_REASONS["variable elimination"], graph.order
-        plan = plan_factor_graph(question, reason, graph, graph.compute_joint, order)
+        plan = graph.plan(question, reason, graph.compute_joint, order)
         # The work is that of the passes, of one number for each joint state of each node, and of the tables.
         work = (plan.flops or 0) + plan.rows * len(query.model.ground) + plan.entries
         other = JointPlan(plan, work, graph.find_excess(order))
@@ -352,61 +336,39 @@ def plan_conditioning(question: str, query: Query) -> JointPlan | Fault:
         attempt = _condition(given, fewer)
         if isinstance(attempt, tuple):
             nodes, result = fewer, attempt
-    conditioned, problem = result
-    rows, excess = math.prod(len(supports[node]) for node in nodes), None
-    network, words = query.model.network, query.model.ground.word_counts
-    summed, _, scope = problem.find_largest_scope(network, words)
+    conditioned, factors = result
+    rows, excess, network = math.prod(len(supports[node]) for node in nodes), None, query.model.network
+    summed, _, scope = factors.problem.find_largest_scope(network, factors.run.word_counts)
     if rows * summed > query.budget:
         groups = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
         names = ", times those of ".join(filter(None, [format_nodes(query.model, nodes), groups]))
         excess = excess_error(f"at most {format_count(query.budget)} joint states of {names}", rows * summed)
-    flops = problem.count_flops(conditioned.module, find_set_groups(conditioned.model)[0], words, rows)
+    flops = factors.count_flops(conditioned.module, rows)
     is_complete = set(given.choices) <= set(nodes)
     algorithm = "enumeration" if is_complete and len(nodes) > len(query.nodes) else "conditioning"
     reason = JOINT_REASONS[algorithm].format(nodes=format_nodes(query.model, nodes)) if nodes else PRUNED_REASON
-    compute = partial(_batched_log_probs, conditioned, problem, nodes, summed=summed)
+    compute = partial(_batched_log_probs, conditioned, factors, nodes, summed=summed)
     run = partial(_sum_joint_states, query, supports, nodes, compute)
     options: dict[str, Any] = {"states": rows, "rows": rows, "choices": nodes, "count_flops": lambda: flops}
     work = (flops or 0) + rows * summed * len(conditioned.model.ground)
     return JointPlan(Plan(question, algorithm, reason, run, **options), work, excess)
 
 
-def _condition(query: Query, nodes: Sequence[int]) -> tuple[Query, EliminationProblem] | Fault:
+def _condition(query: Query, nodes: Sequence[int]) -> tuple[Query, FactorRequest] | Fault:
     """The query that each row of a batch solves in which some nodes have states, or why elimination cannot solve it."""
     evidence = {node: value for node, value in query.evidence.items() if node not in nodes}
     conditioned = replace(query, evidence=evidence)
-    problem = find_elimination_problem(conditioned, None, nodes)
-    if isinstance(problem, EliminationProblem):
-        return conditioned, problem
-    # Barren choices at state 0 can make it possible, except those in the groups of choices that remain to be summed.
-    latent = set(query.choices) - set(nodes)
-    groups = [query.model.network.specs[index].group for index in query.model.ground.split_by_group(latent)]
-    members = (node for group in groups for node in query.model.ground.select_nodes(group).tolist())
-    model = prune_barren_choices(query.model, {*query.choices, *members, *nodes, *query.evidence})
-    conditioned = replace(conditioned, model=model)
-    problem = find_elimination_problem(conditioned, None, nodes)
-    return (conditioned, problem) if isinstance(problem, EliminationProblem) else problem
-
-
-def plan_factor_graph(
-    question: str, reason: str, graph: FactorGraph, run: Callable[[], R], *orders: EliminationOrder
-) -> Plan[R]:
-    """The plan of variable elimination on a factor graph, with the cost of some elimination orders."""
-    names = [graph.query.model.ground.name(node) for node in graph.variables]
-    largest = max(orders, key=lambda order: order.states)
-    return Plan(
-        question,
-        "variable elimination",
-        reason,
-        run,
-        states=largest.states,
-        rows=graph.rows,
-        entries=sum(order.entries for order in orders),
-        order=tuple(names[k] for order in orders for k in order.variables),
-        scope=tuple(names[k] for k in largest.scope),
-        choices=graph.variables,
-        count_flops=graph.count_flops,
-    )
+    factors = find_factors(conditioned, None, nodes)
+    if not isinstance(factors, FactorRequest):
+        # Barren choices at state 0 can make it possible, except those in the groups of choices that remain to be
+        # summed.
+        latent = set(query.choices) - set(nodes)
+        groups = [query.model.network.specs[index].group for index in query.model.ground.split_by_group(latent)]
+        members = (node for group in groups for node in query.model.ground.select_nodes(group).tolist())
+        model = prune_barren_choices(query.model, {*query.choices, *members, *nodes, *query.evidence})
+        conditioned = replace(conditioned, model=model)
+        factors = find_factors(conditioned, None, nodes)
+    return (conditioned, factors) if isinstance(factors, FactorRequest) else factors
 
 
 def _sum_joint_states(
@@ -444,27 +406,21 @@ def _log_probs_by_reference(query: Query, nodes: Sequence[int]) -> Tensor:
 
 
 def _batched_log_probs(
-    query: Query, problem: EliminationProblem, nodes: Sequence[int], states: Tensor, summed: int
+    query: Query, factors: FactorRequest, nodes: Sequence[int], states: Tensor, summed: int
 ) -> Tensor:
     """`log P(nodes = states, evidence)` for each row of states, `[row]`, computed in chunks that fit in memory."""
-    module, pruned = with_sentence_scope(query.module), prune_interventions(query.model, [*nodes, *query.evidence])
-    indices = {pruned.ground.group_of(node).index for node in (*nodes, *query.evidence)}
-    request, logs = build_request(pruned), []
-    for batch_states in enumerate_as_batch(pruned, nodes, states, indices, summed):
-        factors = problem.bind(group_evidence(pruned, query.evidence, batch_states), request, query.atol)
-        logs.append(elimination.compute_log_evidence(module, factors, check=False, dtype=torch.float64).detach())
+    module, model, logs = with_sentence_scope(query.module), query.model, []
+    indices = {model.ground.group_of(node).index for node in (*nodes, *query.evidence)}
+    for batch_states in enumerate_as_batch(model, nodes, states, indices, summed):
+        batch = factors.with_evidence(group_evidence(model, query.evidence, batch_states))
+        logs.append(elimination.compute_log_evidence(module, batch, check=False, dtype=torch.float64).detach())
     result = torch.cat(logs).cpu()
     if bool(result.isnan().any()):
-        _raise_nan_error(query, nodes, states[result.isnan()][0])
+        known = {**query.fixed, **dict(zip(nodes, states[result.isnan()][0], strict=True))}
+        choices = [node for node in query.choices if node in known]
+        reference.log_joint(ReferenceRun(model, known), choices, query.evidence, query.atol)  # its error names the node
+        raise BNetError("joint posterior", expected="log probabilities that are numbers", actual="NaN")
     return torch.where(result > LOG_ZERO / 2, result, -math.inf)
-
-
-def _raise_nan_error(query: Query, nodes: Sequence[int], states: Tensor) -> None:
-    """Raise an error for NaN in one joint state, which names the node."""
-    known = {**query.fixed, **dict(zip(nodes, states, strict=True))}
-    choices = [node for node in query.choices if node in known]
-    reference.log_joint(ReferenceRun(query.model, known), choices, query.evidence, query.atol)
-    raise BNetError("joint posterior", expected="log probabilities that are numbers", actual="NaN")
 
 
 def plan_node_posteriors(query: Query, question: str = "posteriors") -> Plan[dict[int, Tensor]]:
@@ -491,7 +447,7 @@ def plan_node_posteriors(query: Query, question: str = "posteriors") -> Plan[dic
             return {node: marginals[node] for node in query.nodes}
 
         reason = "one elimination, and one pass back, compute the posteriors of all choices"
-        return plan_factor_graph(question, reason, graph, compute_marginals, graph.full_order)
+        return graph.plan(question, reason, compute_marginals, graph.full_order)
 
     def plan_node(node: int) -> Plan[Tensor]:
         return plan_posterior(replace(query, nodes=(node,)))
@@ -697,11 +653,14 @@ def plan_group_posterior(state: SentenceState, query: Query, name: str) -> Plan[
         name: The name of the discrete node group, or the pattern of all its nodes.
 
     Raises:
+        BNetError: The group is not discrete, or all its nodes are set.
         EvidenceError: The evidence is impossible. `run` raises it.
     """
     model, ground = query.model, query.model.ground
-    nodes = find_group_nodes(model, name)
-    group = ground.group_of(nodes[0])
+    groups = find_groups(model.network, name)
+    group = groups[0] if len(groups) == 1 else ground.template.get_group(name)
+    nodes: list[int] = ground.select_nodes(group).tolist()
+    check_discrete_node(model, next((node for node in nodes if node not in model.do), nodes[0]))
     state_labels = state.labels(nodes[0])
     labels: dict[str, tuple[str, ...]] = {} if state_labels is None else {"state": state_labels}
     if group.word_stack is not None:
@@ -710,15 +669,6 @@ def plan_group_posterior(state: SentenceState, query: Query, name: str) -> Plan[
     axes, dtype = (*ground.axes(group), "state"), model.network.log_dtype
     plan = _plan_probabilities(query.without_input_evidence(), group, nodes)
     return plan.then(lambda probs: GroupPosterior(group.name, probs.to(dtype), axes, labels, flags))
-
-
-def find_group_nodes(model: GroundModel, name: str) -> list[int]:
-    """The nodes of a discrete node group; an error if the group is not discrete, or if all its nodes are set."""
-    groups = find_groups(model.network, name)
-    group = groups[0] if len(groups) == 1 else model.ground.template.get_group(name)
-    nodes: list[int] = model.ground.select_nodes(group).tolist()
-    check_discrete_node(model, next((node for node in nodes if node not in model.do), nodes[0]))
-    return nodes
 
 
 def _plan_probabilities(query: Query, group: NodeGroup, nodes: Sequence[int]) -> Plan[Tensor]:
@@ -742,345 +692,3 @@ def _plan_probabilities(query: Query, group: NodeGroup, nodes: Sequence[int]) ->
 
     unset = replace(query, nodes=tuple(node for node in nodes if node not in model.do))
     return plan_node_posteriors(unset, question).then(build_table)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# The most probable joint states of nodes given the evidence: the most probable explanation, and marginal MAP.
-#
-# The most probable explanation (MPE) of evidence e is `argmax_c P(c, e)` over the joint states c of all latent choices
-# (Pearl 1988, Probabilistic Reasoning in Intelligent Systems, section 5.3). Marginal MAP maximises over some nodes only
-# and sums over the others before: `argmax_a sum_b P(a, b, e)`. Its result is in general not a part of the MPE. Both are
-# returned with the k best joint states (Nilsson 1998).
-
-
-UNKNOWN_STATE = -1
-MAX_SHOWN = 12  # states of a group in a text
-
-
-@dataclass(frozen=True)
-class GroupStates:
-    """The states of one node group in each of the k best joint states.
-
-    Attributes:
-        name: The name of the node group, such as `c_0`.
-        nodes: The names of its nodes, in the order of the flattened `states`.
-        states: The states, `[k, *plates, word]`. Observed and set nodes have their own state; -1 is the state of a node
-            that was not requested, or that is set to a vector.
-        is_explained: True for the nodes over whose states the probability was maximised, `[*plates, word]`.
-        num_states: The number of states of each node.
-        labels: The labels of the states; None for states without labels.
-        stack: The stack whose words the nodes have; None for nodes without words.
-    """
-
-    _shapes = "num_states: size state; labels: any state; states: int<state rank *plates; is_explained: bool *plates"
-
-    name: str
-    nodes: tuple[str, ...] = field(repr=False)
-    states: Tensor = field(repr=False)
-    is_explained: Tensor = field(repr=False)
-    num_states: int
-    labels: tuple[str, ...] | None = field(default=None, repr=False)
-    stack: str | None = None
-
-    @property
-    def flat_states(self) -> Tensor:
-        """The states, `[k, node]`."""
-        return self.states.reshape(len(self.states), -1)
-
-    def format_states(self, k: int) -> list[str]:
-        """The labels of the states of all nodes in joint state k; a long list is shortened."""
-        labels = [self.format_state(state) for state in self.flat_states[k].tolist() if state != UNKNOWN_STATE]
-        return labels if len(labels) <= MAX_SHOWN else [*labels[:MAX_SHOWN], f"… ({len(labels)} nodes)"]
-
-    def format_state(self, state: int) -> str:
-        """The label of a state, or its number."""
-        return str(state) if self.labels is None else self.labels[state]
-
-
-@dataclass(frozen=True)
-class RankedStates(Result):
-    """The k most probable joint states of some nodes given the evidence, the most probable one first.
-
-    `len(result)` is k, which is smaller than the requested count if fewer joint states are possible. Of equally
-    probable joint states, the one with smaller states is first; the last ones of a list are the smallest of at most 256
-    equally probable joint states that are compared.
-
-    Attributes:
-        nodes: The names of the nodes over whose states the probability was maximised.
-        states: Their states, `[k, node]`.
-        log_probs: `log P(states, evidence)` of each joint state, `[k]`: a log density if an observed node is
-            continuous. Nodes that are neither in `nodes` nor observed are summed out.
-        log_evidence: `log P(evidence)`.
-        groups: The states by node group, with those of observed and set nodes.
-        tokens: The tokens of the words of each stack.
-        method: `"most_probable"` or `"marginal_map"`.
-    """
-
-    _index = "rank"
-    _shapes = "nodes: any node; states: int rank node; log_probs: float64 rank; groups.states: int rank *_"
-
-    nodes: tuple[str, ...] = field(repr=False)
-    states: Tensor
-    log_probs: Tensor
-    log_evidence: float
-    groups: tuple[GroupStates, ...] = field(repr=False)
-    tokens: Mapping[str, tuple[str, ...]] = field(repr=False)
-    method: str = "most_probable"
-
-    def __len__(self) -> int:
-        """The number k of joint states."""
-        return len(self.log_probs)
-
-    def __str__(self) -> str:
-        lines = []
-        for k, (log_prob, share) in enumerate(zip(self.log_probs.tolist(), self.shares.tolist(), strict=True)):
-            groups = (f"{group.name}: {' '.join(group.format_states(k))}" for group in self.groups)
-            lines.append(f"{k + 1}. log P = {log_prob:.4f}, share {share:.3g}; {'; '.join(groups)}")
-        return "\n".join(lines)
-
-    @property
-    def log_shares(self) -> Tensor:
-        """`log P(states | evidence)` of each joint state, `[k]`."""
-        return self.log_probs - self.log_evidence
-
-    @property
-    def shares(self) -> Tensor:
-        """The posterior probability `P(states | evidence)` of each joint state, `[k]`."""
-        return self.log_shares.exp()
-
-    @cached_property
-    def _position_of(self) -> dict[str, tuple[GroupStates, int]]:
-        """The group of each node, and its index in the flattened states."""
-        return {name: (group, k) for group in self.groups for k, name in enumerate(group.nodes)}
-
-    def __getitem__(self, name: str) -> Tensor:
-        """The states of a node or of a node group.
-
-        Args:
-            name: The name of a node, such as `"c_0_2"` or `"c_0_-1"`, or of all nodes of a group, such as `"c_0"`.
-
-        Returns:
-            The state `[k]` of the node, or the states `[k, *plates, word]` of the nodes of the group, where observed
-            and set nodes have their own state, and -1 is the state of a node that was not requested or is set to a
-            vector.
-
-        Raises:
-            UnknownNameError: The result has no such node or group.
-        """
-        group, index = self._find(name)
-        return group.states if index is None else group.flat_states[:, index]
-
-    def _find(self, name: Any) -> tuple[GroupStates, int | None]:
-        """The group of a node and its index in the flattened states; without an index for all nodes of a group."""
-        matches = list[GroupStates]()
-        for group in self.groups if isinstance(name, str) else ():
-            node = count_word_from_start(name, 0 if group.stack is None else group.states.shape[-1])
-            if self._position_of.get(node, (None, 0))[0] is group:
-                return self._position_of[node]
-            if name != EVERY_NODE and len(match_names(name, group.nodes)) == len(group.nodes):
-                matches.append(group)
-        if len(matches) == 1:
-            return matches[0], None
-        raise unknown_name_error("node", name, [*(group.name for group in self.groups), *self.nodes])
-
-    def labels(self, name: str) -> list[str]:
-        """The labels of the states of a node, one for each of the k joint states.
-
-        Args:
-            name: The name of a node.
-
-        Returns:
-            k labels; numerals for states without labels.
-        """
-        group, index = self._find(name)
-        if index is None:
-            raise unknown_name_error("node", name, self.nodes)
-        return distinguish(group.format_state(state) for state in self[name].tolist())
-
-    def _get_columns(self) -> Mapping[str, Any]:
-        columns: dict[str, Any] = {"rank": range(1, len(self) + 1), "log_prob": self.log_probs, "share": self.shares}
-        # The column of a node with the name of another column is marked, as in `share (node)`.
-        names = name_columns(self.nodes, columns)
-        return columns | {column: self.labels(name) for column, name in zip(names, self.nodes, strict=True)}
-
-    @property
-    def caption(self) -> str:
-        """The numbers of joint states and of nodes, in one line."""
-        names = ", ".join([*self.nodes[:3], *(["…"] if len(self.nodes) > 3 else [])])
-        return f"{len(self)} most probable joint states of {len(self.nodes):,} nodes: {names}"
-
-
-def find_explained_nodes(model: GroundModel) -> list[int]:
-    """The nodes of a most probable explanation: the discrete nodes that have children and are not set.
-
-    A discrete node without children is a readout. Without evidence on it, its probabilities sum to 1.
-    """
-    graph = model.network.graph
-    choices = [s.group for s in model.network.specs if s.tpm.kind == "discrete" and graph.out_edges[s.group.index]]
-    nodes = [node for group in choices for node in model.ground.select_nodes(group).tolist() if node not in model.do]
-    if not nodes:
-        raise BNetError(
-            "most probable explanation",
-            expected="a sentence with latent choices: discrete nodes that have children and are not set by do",
-            hint="For the most probable states of readouts, use marginal_map(nodes)",
-        )
-    return nodes
-
-
-def plan_ranked_states(state: SentenceState, query: Query, count: int, method: str) -> Plan[RankedStates]:
-    """The plan of the `count` most probable joint states of the nodes of a query.
-
-    Args:
-        state: The sentence, for labels and tokens.
-        query: The nodes, the evidence and the limits; observed nodes keep their state.
-        count: The maximum number of joint states.
-        method: `"most_probable"` or `"marginal_map"`.
-
-    Raises:
-        BudgetError: There are more joint states than the budget.
-        EvidenceError: The evidence is impossible; the error names the first impossible observation. `run` raises it.
-    """
-    maximised = query.without_input_evidence()
-    maximised = replace(maximised, nodes=tuple(node for node in maximised.nodes if node not in maximised.fixed))
-    evidence = plan_log_evidence(replace(maximised, nodes=()))
-    sizes = [query.model.count_states(node) for node in maximised.nodes]
-    count = min(count, math.prod(sizes))
-    best = plan_marginal_map(maximised, count) if maximised.nodes else None
-
-    def compute() -> RankedStates:
-        log_evidence = evidence.run()
-        check_memory("count", 16 * count * sum(sizes), "a smaller count=")
-        nodes, states, log_probs = best.run() if best else ([], torch.zeros(1, 0, dtype=torch.long), log_evidence[None])
-        return RankedStates(
-            tuple(map(query.model.ground.name, nodes)),
-            states,
-            log_probs,
-            float(log_evidence),
-            tuple(_build_group_states(state, query, dict(zip(nodes, states.unbind(1), strict=True)), len(states))),
-            dict(state.tokens),
-            method,
-        )
-
-    name = "most probable explanation" if method == "most_probable" else "marginal MAP"
-    question = f"{name} of {format_nodes(query.model, maximised.nodes) or 'no node'}"
-    return replace(best or evidence, question=question).with_run(compute)
-
-
-def plan_marginal_map(query: Query, count: int) -> Plan[tuple[list[int], Tensor, Tensor]]:
-    """The plan of the most probable joint states of the requested nodes, summed over all other choices: marginal MAP.
-
-    Args:
-        query: The nodes, the evidence and the sentence.
-        count: The maximum number k of joint states.
-
-    Returns:
-        The plan of the nodes by ground id, their states `[k, node]`, and `log P(states, evidence)`, `[k]` (float64;
-        with an observed continuous node a log density). The most probable states come first, and of equally probable
-        ones those with smaller state numbers; k is smaller than `count` if fewer joint states are possible.
-
-    Raises:
-        BudgetError: A scope of the elimination has more joint states than the budget.
-        EvidenceError: The evidence is impossible; the error names the first impossible observation. `run` raises it.
-    """
-    query = query.without_input_evidence()
-    nodes, question = [*query.nodes], f"most probable states of {format_nodes(query.model, query.nodes)}"
-    if count == 1 and _has_only_chains(query):
-        chain = plan_elimination(question, replace(query, nodes=query.nodes[:1]), partial(_find_best_paths, query))
-        if isinstance(chain, Plan):
-            reason = "the choices are chains along the words, whose most probable paths the Viterbi algorithm finds"
-            return replace(chain, reason=reason).then(lambda best: (nodes, *best))
-    graph = find_maximisation_graph(query)
-    if graph is not None:
-
-        def find_best() -> tuple[Tensor, Tensor]:
-            states, log_probs = graph.find_best(count)
-            ranked = [states[node] for node in nodes]
-            return torch.stack(ranked, 1) if ranked else torch.zeros(len(log_probs), 0).long(), log_probs
-
-        reason = "choices are summed out first, then the requested nodes are maximised out, one by one"
-        plan = plan_factor_graph(question, reason, graph, find_best, *graph.constrained_orders)
-    else:
-        check_nodes(query)
-        plan = replace(plan_joint(query), question=question).then(partial(_select_best, query, count))
-
-    def check_possible(best: tuple[Tensor, Tensor]) -> tuple[list[int], Tensor, Tensor]:
-        if not len(best[1]):
-            raise_impossible_evidence(query)
-        return nodes, *best
-
-    return plan.then(check_possible)
-
-
-def _select_best(query: Query, count: int, log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """The most probable states, `[k, node]`, and their log probabilities, from those of all joint states."""
-    log_probs, flat = torch.sort(log_probs, descending=True, stable=True)
-    possible = log_probs[:count] > -math.inf
-    log_probs, flat = log_probs[:count][possible], flat[:count][possible]
-    sizes = [query.model.count_states(node) for node in query.nodes]
-    return torch.stack(torch.unravel_index(flat, sizes), 1) if sizes else flat[:, None][:, :0], log_probs
-
-
-def _has_only_chains(query: Query) -> bool:
-    """Whether the requested nodes and the observed ones are independent chains along the words, the only choices."""
-    model, network = query.model, query.model.network
-    problem = find_elimination_problem(query, query.nodes[0]) if query.nodes else None
-    if not isinstance(problem, EliminationProblem):
-        return False
-    single = {first for first, scope in problem.chain_scopes.items() if {*scope} == {first}}
-    nodes = {n for i in problem.enumerated for n in model.ground.select_nodes(network.specs[i].group).tolist()}
-    is_complete = {*query.nodes} <= nodes <= {*query.nodes, *query.fixed}
-    has_small_tables = all(model.count_states(node) ** 2 <= query.budget for node in nodes)
-    return problem.enumerated == single and is_complete and has_small_tables
-
-
-def _find_best_paths(query: Query, factors: FactorRequest) -> tuple[Tensor, Tensor]:
-    """The most probable states of the nodes of chains, `[1, node]`, and `log P(states, evidence)`, `[1]`."""
-    ground = query.model.ground
-    paths, log_prob = elimination.find_best_paths(query.module, factors)
-    if log_prob == -math.inf:
-        raise_impossible_evidence(query)
-    groups = [ground.group_of(node).index for node in query.nodes]
-    states = [paths[k][node - int(ground.offsets[k])] for k, node in zip(groups, query.nodes, strict=True)]
-    return torch.stack(states)[None], torch.tensor([log_prob], dtype=torch.float64)
-
-
-def find_maximisation_graph(query: Query) -> FactorGraph | None:
-    """The factor graph for the most probable states of the nodes of a query; None if their joint table is required.
-
-    Raises:
-        BudgetError: The joint table has more entries than the budget too.
-    """
-    graph = build_factor_graph(query)
-    excess = graph.find_excess(*graph.constrained_orders) if isinstance(graph, FactorGraph) else graph
-    if isinstance(excess, BudgetError) and math.prod(map(query.model.count_states, query.nodes)) > query.budget:
-        raise excess
-    return graph if isinstance(graph, FactorGraph) and excess is None else None
-
-
-def _build_group_states(
-    state: SentenceState, query: Query, columns: Mapping[int, Tensor], count: int
-) -> Iterator[GroupStates]:
-    """The states of the groups of the requested nodes, in the order of the net.
-
-    Args:
-        state: The sentence.
-        query: The query with all requested nodes, also observed ones.
-        columns: The states `[k]` of each explained node.
-        count: The number k of joint states.
-    """
-    model, ground = query.model, query.model.ground
-    known = {node: value for node, value in {**query.fixed, **model.do}.items() if not value.is_floating_point()}
-    for index in sorted({ground.group_of(node).index for node in query.nodes}):
-        group, shape = model.network.specs[index].group, ground.shapes[index]
-        nodes = ground.select_nodes(group).tolist()
-        unknown = torch.tensor(UNKNOWN_STATE)
-        states = [columns.get(node, known.get(node, unknown)).cpu().expand(count) for node in nodes]
-        yield GroupStates(
-            group.name,
-            tuple(ground.iter_names(group)),
-            torch.stack(states, 1).reshape(count, *shape),
-            torch.tensor([node in columns for node in nodes]).reshape(shape),
-            model.count_states(nodes[0]),
-            state.labels(nodes[0]),
-            group.word_stack,
-        )

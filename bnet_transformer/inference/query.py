@@ -1,9 +1,9 @@
 """A query about the nodes of one sentence: its names as node groups and tensors, and why an algorithm does not apply.
 
 Users name single nodes; the compiled net computes whole groups of nodes in batches. `build_request` and
-`group_evidence` translate node values into group tensors, by the index of the group. `classify_evidence` and
-`find_set_groups` do the same for the structure only, without tensors, so that the router can decide before anything is
-computed. `enumerate_joint_states`, `iter_chunks` and `with_sentence_scope` turn joint states of choices into a batch.
+`group_evidence` translate node values into group tensors, by the index of the group. The planner reads the structure of
+the same request that is run. `enumerate_joint_states`, `iter_chunks` and `with_sentence_scope` turn joint states of
+choices into a batch.
 """
 
 from __future__ import annotations
@@ -219,18 +219,20 @@ def build_request(
         model: The ground model.
         outputs: The groups to compute.
         relevant: The groups whose interventions matter; all by default.
-        states: The states `[row]` of each node in the rows of a batch; they override the set values.
+        states: The states `[row]` of each node in the rows of a batch, which override the set values. The other nodes
+            of their groups are not used.
         **options: Other fields of the request.
     """
-    network = model.network
+    network, batched = model.network, {model.ground.group_of(node).index for node in states or ()}
     known = {network.graph.by_name[name].index: value[None] for name, value in model.inputs.items()}
     patched = {}
+    relevant = relevant if relevant is None else {*relevant, *batched}
     for index, (value, mask) in group_values(model, model.do, relevant, states).items():
-        if bool(mask.all()) and network.specs[index].tpm.kind != "input":
+        if index in batched or (bool(mask.all()) and network.specs[index].tpm.kind != "input"):
             known[index] = value
         else:
             patched[index] = value, mask
-    rows = group_values(model, model.attention_rows, relevant)
+    rows = group_values(model, model.attention_rows, relevant) if model.attention_rows else {}
     words = model.ground.word_counts
     return ExecutionRequest(outputs, known, words, network.device, patched=patched, attention_rows=rows, **options)
 
@@ -279,37 +281,6 @@ def group_values(
         mask[positions] = True
         groups[index] = flat.reshape(-1, *shape, *first.shape[1:]), mask.reshape(1, *shape)
     return groups
-
-
-def find_set_groups(
-    model: GroundModel, relevant: Collection[int] | None = None
-) -> tuple[frozenset[int], frozenset[int]]:
-    """The groups whose nodes are all set, and those with some set nodes or attention rows."""
-    full, partial = set[int](), set(model.ground.split_by_group(model.attention_rows, relevant))
-    for index, nodes in model.ground.split_by_group(model.do, relevant).items():
-        is_full = len(nodes) == math.prod(model.ground.shapes[index])
-        (full if is_full and model.network.specs[index].tpm.kind != "input" else partial).add(index)
-    return frozenset(full), frozenset(partial)
-
-
-def classify_evidence(
-    model: GroundModel, evidence: Mapping[int, Tensor], states: Iterable[int] = ()
-) -> dict[int, tuple[bool, bool]]:
-    """For each group, whether evidence and set nodes cover it, and whether the evidence consists of real numbers.
-
-    Args:
-        model: The ground model.
-        evidence: The observed state or value of each node.
-        states: Further nodes whose states will be observed.
-    """
-    is_real = {node: value.is_floating_point() for node, value in evidence.items()} | dict.fromkeys(states, False)
-    forms = {}
-    for index, nodes in model.ground.split_by_group(is_real).items():
-        base, real = int(model.ground.offsets[index]), is_real[nodes[0]]
-        unobserved = [node for node in range(base, base + math.prod(model.ground.shapes[index])) if node not in is_real]
-        is_complete = all(node in model.do and model.do[node].is_floating_point() == real for node in unobserved)
-        forms[index] = is_complete, real
-    return forms
 
 
 def enumerate_joint_states(supports: Sequence[Sequence[int]]) -> Tensor:

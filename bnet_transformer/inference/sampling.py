@@ -26,11 +26,10 @@ from bnet_transformer.errors import UnknownNameError, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeGroup, topological_order
 from bnet_transformer.inference.elimination import compute_posterior, get_full_shape
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
-from bnet_transformer.inference.factors import EliminationProblem, request_factors
+from bnet_transformer.inference.factors import FactorRequest, request_factors
 from bnet_transformer.inference.plan import Fault, Obstacle, Plan, format_fault
 from bnet_transformer.inference.posteriors import (
-    find_elimination_problem,
-    plan_factor_graph,
+    find_factors,
     plan_log_evidence,
     plan_state_probs,
     raise_impossible_evidence,
@@ -240,14 +239,13 @@ def _plan_choices(question: str, target: Query, n: int, generator: torch.Generat
             return raise_impossible_evidence(evidence) if samples is None else samples
 
         reason = "latent ancestors of the evidence are drawn one by one, in the reverse order of variable elimination"
-        return plan_factor_graph(question, reason, graph, draw_backwards, graph.full_order)
+        return graph.plan(question, reason, draw_backwards, graph.full_order)
     plan: Plan[NodeSamples]
     check = plan_log_evidence(evidence)  # it raises an error for impossible evidence
     if not nodes:
         plan = Plan(question, "compiled", "nothing is observed, so that every node is drawn from its TPM", dict)
     elif is_large and all(
-        isinstance(find_elimination_problem(target, node, nodes[:k]), EliminationProblem)
-        for k, node in enumerate(nodes)
+        isinstance(find_factors(target, node, nodes[:k]), FactorRequest) for k, node in enumerate(nodes)
     ):
         reason = "latent ancestors of the evidence are drawn one by one, each from its posterior given the earlier ones"
         run = partial(_sample_by_chain_rule, target, n, generator)

@@ -13,19 +13,18 @@ from torch import Tensor
 from torch.distributions import Categorical, Distribution, Independent, Normal as TorchNormal
 
 from bnet_transformer import reference
-from bnet_transformer._core.checks import check_float, check_int, check_mapping
+from bnet_transformer._core.checks import check_float, check_int, check_mapping, parse_names
 from bnet_transformer._core.process import check_cancelled
 from bnet_transformer._core.tokens import Labels, as_labels
-from bnet_transformer.compiler.gather import ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState, TensorLayout, gather_parents
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.compiler.plan import PlanRequest, unset_parent_error
+from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.data.do_values import is_relative, parse_entries, resolve_relative, resolve_value
 from bnet_transformer.data.encode import EncodedSentence, Tokens, encode_value, expand_names
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError, format_count, unknown_name_error
 from bnet_transformer.graph import GroundGraph, NodeFamily, NodeSelection, find_family
-from bnet_transformer.graph.queries import parse_names
 from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, find_mixed_type_fault, find_slowest
 from bnet_transformer.inference.query import (
     MAX_DIMS,
@@ -33,8 +32,6 @@ from bnet_transformer.inference.query import (
     build_request,
     enumerate_as_batch,
     enumerate_joint_states,
-    find_set_groups,
-    group_values,
     parse_indices,
     parse_slices,
     parse_words,
@@ -439,7 +436,9 @@ class NodeEvaluator:
         fault, enumerated = None, frozenset[int]()
         if missing:
             if (table, missing) not in self._passes:
-                fault, enumerated = self._analyse_pass(table, missing)
+                outputs = get_output_groups(table, [self.model.network.specs[index] for index in missing])
+                relevant = self.model.network.graph.ancestral_set(missing)
+                fault, enumerated = self.analyse_pass(outputs, relevant, self.model.network.specs[missing[0]])
                 # Without choices, no single group has a fault either.
                 keys = [missing] if fault or enumerated else [missing, *((index,) for index in missing)]
                 self._passes |= {(table, key): (fault, enumerated) for key in keys}
@@ -451,58 +450,52 @@ class NodeEvaluator:
             return Obstacle(name, f"the compiled net does not enumerate all choices on which {name} depends")
         return fault
 
-    def _analyse_pass(self, table: str, groups: Sequence[int]) -> tuple[Fault | None, frozenset[int]]:
-        """Why one pass cannot compute a table of some groups, and the choices that it enumerates."""
-        network, words = self.model.network, self.model.ground.word_counts
-        specs = [network.specs[index] for index in groups]
-        closed, partly_set, fault = self._find_fixed_groups(network.graph.ancestral_set(groups))
-        outputs = get_output_groups(table, specs)
-        unset = [i for i in outputs if i not in closed and network.specs[i].tpm.kind == "continuous"]
-        if fault is not None or unset:
-            return fault or unset_parent_error(network.specs[unset[0]].group.name), frozenset()
-        requirements = self.module.find_requirements(self._request_plan(outputs, closed, partly_set), words)
-        enumerated = frozenset(requirements.enumerated)
-        if math.prod(network.count_states(index, words) for index in enumerated) > BUDGET and not requirements.fault:
-            name = specs[0].group.name
-            return Obstacle(name, f"{name} depends on more than {BUDGET} joint states of choices"), enumerated
-        return requirements.fault, enumerated
+    def analyse_pass(
+        self, outputs: Sequence[int], relevant: Collection[int], spec: NodeSpec
+    ) -> tuple[Fault | None, frozenset[int]]:
+        """Why one pass cannot compute the values of some groups, and the choices that it enumerates.
+
+        Args:
+            outputs: The groups that the pass computes.
+            relevant: The groups whose values, interventions and evidence matter.
+            spec: A group that depends on the values, for the reason.
+        """
+        network, words, model = self.model.network, self.model.ground.word_counts, self._fixed_model
+        fault: Fault | None = find_mixed_type_fault(model, model.do, relevant=relevant)
+        if fault is not None:
+            return fault, frozenset()
+        request = self.request_pass(outputs, relevant)
+        unset = [i for i in outputs if i not in request.known and network.specs[i].tpm.kind == "continuous"]
+        if unset:
+            return unset_parent_error(network.specs[unset[0]].group.name), frozenset()
+        needs = self.module.find_requirements(request.structure, words)
+        if math.prod(network.count_states(i, words) for i in needs.enumerated) > BUDGET and not needs.fault:
+            name = spec.group.name
+            return Obstacle(name, f"{name} depends on more than {BUDGET} joint states of choices"), needs.enumerated
+        return needs.fault, needs.enumerated
 
     def count_flops(self, query: NodeQuery, batch: int | None = None) -> int | None:
         """The floating-point operations of the pass of a query, or of a batch of states of its shared choices."""
         evaluator = self if batch is None else query.single_state_evaluator
-        ancestral = self.model.network.graph.ancestral_set([query.spec.group.index])
-        closed, partly_set, _ = evaluator._find_fixed_groups(ancestral)
+        relevant = self.model.network.graph.ancestral_set([query.spec.group.index])
         words, outputs = self.model.ground.word_counts, get_output_groups(query.table, [query.spec])
         # The products of the group itself count as well, if there is a plan for them.
         for candidates in (sorted({query.spec.group.index, *outputs}), outputs):
-            request = evaluator._request_plan(candidates, closed, partly_set)
-            if self.module.find_requirements(request, words).fault is None:
+            structure = evaluator.request_pass(candidates, relevant).structure
+            if self.module.find_requirements(structure, words).fault is None:
                 break
-        return count_plan_flops(self.module, request, words, batch or 1)
+        return count_plan_flops(self.module, structure, words, batch or 1)
 
-    def _request_plan(
-        self, outputs: Iterable[int], known: Iterable[int], partly_set: frozenset[int] = frozenset()
-    ) -> PlanRequest:
-        """The structure of a pass. The states of a latent choice are enumerated; its distribution is not needed."""
-        specs, closed = self.model.network.specs, frozenset(known)
-        is_open = frozenset(i for i in outputs if i not in closed and specs[i].tpm.kind == "discrete")
-        return PlanRequest(tuple(i for i in outputs if i not in is_open), closed, is_open, partly_set)
+    def request_pass(self, outputs: Iterable[int], relevant: Collection[int]) -> ExecutionRequest:
+        """The request of a pass. The states of a latent choice are enumerated; its distribution is not needed."""
+        request, specs = build_request(self._fixed_model, (), relevant, self.states), self.model.network.specs
+        is_open = frozenset(i for i in outputs if i not in request.known and specs[i].tpm.kind == "discrete")
+        return replace(request, outputs=tuple(i for i in outputs if i not in is_open), enumerate_too=is_open)
 
     @cached_property
     def _fixed_model(self) -> GroundModel:
         """The model in which also the random nodes that evidence determines are set."""
         return replace(self.model, do={**reference.get_fixed(self.model, self.evidence), **self.model.do})
-
-    def _find_fixed_groups(self, ancestral_set: set[int]) -> tuple[frozenset[int], frozenset[int], Fault | None]:
-        """The groups with known values, the groups of which some nodes are known, and a fault.
-
-        There is a fault if some nodes of a group have states and others have vectors.
-        """
-        known = self._fixed_model
-        batched = {known.ground.group_of(node).index for node in self.states}
-        fault = find_mixed_type_fault(known, known.do, relevant=ancestral_set)
-        full, partial = find_set_groups(known, ancestral_set)
-        return full | batched, partial - batched, fault
 
     def _compute_enumerated(self, query: NodeQuery) -> Tensor:
         """A table in every joint state of the shared latent choices, as one batch: `[*states, ...]`.
@@ -589,21 +582,9 @@ class NodeEvaluator:
     def execute(self, outputs: Sequence[int], ancestral_set: set[int]) -> ExecutionState:
         """The execution state with the values of some groups, after interventions and evidence on their ancestors."""
         check_cancelled()
-        model = self.model
-        request = build_request(self._fixed_model, (), ancestral_set)
-        batched = {model.ground.group_of(node).index for node in self.states}
-        states = group_values(model, model.do, batched, self.states)
-        known = {**request.known, **{index: value for index, (value, _) in states.items()}}
-        known |= self._reuse_values(set(outputs), known)
-        structure = self._request_plan(outputs, known)
-        request = replace(
-            request,
-            outputs=structure.outputs,
-            known=known,
-            patched={index: patch for index, patch in request.patched.items() if index not in states},
-            enumerate_too=structure.enumerate_too,
-        )
-        return self.module.execute(request)[0]
+        request = self.request_pass(outputs, ancestral_set)
+        known = {**request.known, **self._reuse_values(set(outputs), request.known)}
+        return self.module.execute(replace(request, known=known))[0]
 
     def _reuse_values(self, outputs: set[int], fixed: Collection[int]) -> dict[int, Tensor]:
         """The known values of groups: those of earlier passes, and those before the intervention that it does not

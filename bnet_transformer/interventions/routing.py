@@ -15,11 +15,10 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tensors import BoolArray, IntArray
-from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.inference.plan import Obstacle, find_mixed_type_fault
 from bnet_transformer.inference.posteriors import plan_joint
-from bnet_transformer.inference.query import Query, enumerate_joint_states, find_set_groups as find_intervened_groups
+from bnet_transformer.inference.query import Query, build_request, enumerate_joint_states
 from bnet_transformer.interventions.cells import PatchCells, PatchSites
 from bnet_transformer.interventions.examples import Examples
 from bnet_transformer.interventions.patched_run import NeededPositions, find_changed_positions
@@ -257,8 +256,7 @@ def find_run_obstacle(examples: Examples, groups: Collection[int]) -> Obstacle |
     mixed = find_mixed_type_fault(model, model.do, relevant=ancestors)
     if mixed is not None:
         return mixed
-    known, patched = find_intervened_groups(model, ancestors)
-    needs = examples.module.find_requirements(PlanRequest(tuple(sorted(groups)), known, patched=patched))
+    needs = examples.module.find_requirements(build_request(model, tuple(sorted(groups)), ancestors).structure)
     if needs.enumerated:
         name = graph.groups[min(needs.enumerated)].name
         return Obstacle(name, f"{name} is a latent choice that the sweep does not enumerate", f"set {name} by do")

@@ -26,7 +26,8 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnknownNameError, UnsupportedError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.inference.posteriors import plan_log_evidence, plan_marginal_map
+from bnet_transformer.inference.most_probable import plan_marginal_map
+from bnet_transformer.inference.posteriors import plan_log_evidence
 from bnet_transformer.interventions.cells import find_attention_groups
 from bnet_transformer.interventions.linear_pass import multiply_parts
 from bnet_transformer.interventions.sweep import sweep

@@ -17,11 +17,12 @@ from bnet_transformer._core.distributed import distributed_context, resolve_devi
 from bnet_transformer._core.files import compute_digest
 from bnet_transformer._core.process import check_memory, translate_memory_errors
 from bnet_transformer._core.tensors import enable_gradients, fork_torch_rng
+from bnet_transformer.compiler.gather import batch_to_request
 from bnet_transformer.compiler.plan import CROSS_WORD_HINT
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count
-from bnet_transformer.inference.factors import OVER_BUDGET_HINT, EliminationProblem, build_elimination_problem
+from bnet_transformer.inference.factors import OVER_BUDGET_HINT, FactorRequest, prepare_factors
 from bnet_transformer.inference.plan import Plan, planned
 from bnet_transformer.learning.checkpoint import Checkpoints
 from bnet_transformer.learning.fit.adam import DEFAULT_BATCH_SIZE
@@ -343,7 +344,7 @@ def _plan_fit(problem: FitProblem, method: Method, run: Callable[[], R]) -> Plan
         reason = f"elimination cannot sum the choices: {fault}; {SAMPLED_CHOICES_HINT}"
         return Plan(title, "sampling", reason, run, node, states, is_exact=False)
     flops = partial(count_step_flops, problem, method, structure)
-    if not structure.enumerated:
+    if not structure.problem.enumerated:
         reason = "no choice is latent: one pass gives the log evidence"
         return Plan(title, "compiled", reason, run, count_flops=flops)
     reason = f"elimination sums the choices of each sentence ({names}) out of the log evidence exactly"
@@ -352,9 +353,7 @@ def _plan_fit(problem: FitProblem, method: Method, run: Callable[[], R]) -> Plan
     return Plan(title, "elimination", reason, run, states=states, count_flops=flops)
 
 
-def analyse_choices(
-    objective: FitObjective, corpus: Batch
-) -> tuple[EliminationProblem, int, str, str | None, str | None]:
+def analyse_choices(objective: FitObjective, corpus: Batch) -> tuple[FactorRequest, int, str, str | None, str | None]:
     """Analyse the elimination of the choices from the structure, without values.
 
     Args:
@@ -362,28 +361,25 @@ def analyse_choices(
         corpus: The sentences; only the structure of their evidence is used.
 
     Returns:
-        The elimination problem; the maximum number of joint states of the choices on which one observed node group
+        The factors; the maximum number of joint states of the choices on which one observed node group
         depends; the names of these choices; and, if they cannot be summed, the node and the reason, else None and None.
     """
     network, evidence = objective.network, corpus.index_evidence(objective.network)
-    forms = {index: (e.observed is None, e.value.is_floating_point()) for index, e in evidence.items()}
-    problem = build_elimination_problem(objective.module, forms, None, (), ())
-    specs, fault = network.specs, problem.fault
-    words = {stack: value.shape[1] for stack, value in corpus.x.items()}
-    states, _, scope = problem.find_largest_scope(network, words)
+    factors = prepare_factors(objective.module, evidence, None, batch_to_request(network, corpus))
+    specs, fault = network.specs, factors.problem.fault
+    states, _, scope = factors.problem.find_largest_scope(network, factors.run.word_counts)
     names = ", ".join(dict.fromkeys(specs[i].group.name for i in scope))
     if fault is not None:
-        return problem, states, names, fault.node, fault.reason
+        return factors, states, names, fault.node, fault.reason
     if states <= objective.budget:
-        return problem, states, names, None, None
+        return factors, states, names, None, None
     budget = format_count(objective.budget)
-    return problem, states, names, names, f"{names} have {format_count(states)} joint states, more than budget={budget}"
+    return factors, states, names, names, f"{names} have {format_count(states)} joint states, more than budget={budget}"
 
 
-def count_step_flops(problem: FitProblem, method: Method, elimination: EliminationProblem) -> int | None:
+def count_step_flops(problem: FitProblem, method: Method, factors: FactorRequest) -> int | None:
     """Count the FLOPs of the compiled passes of one step; None if a TPM does not define its FLOPs."""
     objective, corpus = problem.objective, problem.corpus
-    words = {stack: value.shape[1] for stack, value in corpus.x.items()}
     is_full_batch = objective.has_corpus_choice or isinstance(method, NUTS | Laplace)
     sentences = len(corpus) if is_full_batch else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
     sets = method.chains if isinstance(method, NUTS) else 1
@@ -391,5 +387,5 @@ def count_step_flops(problem: FitProblem, method: Method, elimination: Eliminati
         options, adam = resolve_options(problem, method)
         sets = options.restarts
         sentences = sentences if adam is not None else len(corpus)
-    flops = elimination.count_flops(objective.module, frozenset(), words, sentences)
+    flops = factors.count_flops(objective.module, sentences)
     return None if flops is None else sets * flops
