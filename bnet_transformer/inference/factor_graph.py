@@ -83,12 +83,14 @@ class FactorGraph:
 
     Attributes:
         query: The query, without evidence on its requested nodes.
+        evaluator: The evaluator in which each choice has a state; a batch has other states of the variables.
         variables: The latent choices, by ground id.
         supports: The possible states of each variable: those that agree with evidence on it.
         batches: The factors of each node group.
     """
 
     query: Query
+    evaluator: NodeEvaluator
     variables: tuple[int, ...]
     supports: tuple[tuple[int, ...], ...]
     batches: tuple[FactorBatch, ...]
@@ -179,12 +181,11 @@ class FactorGraph:
 
     def count_flops(self) -> int | None:
         """The floating-point operations of the passes of all batches."""
-        counts = [self._call(batch).count_flops(batch.rows) for batch in self.batches]
+        module, words, counts = self.evaluator.module, self.query.model.ground.word_counts, list[int | None]()
+        for batch in self.batches:
+            structure = self.evaluator.request_pass(*find_pass(self.query.model, batch.spec)).structure
+            counts.append(count_plan_flops(module, structure, words, batch.rows))
         return None if None in counts else sum(filter(None, counts))
-
-    def _call(self, batch: FactorBatch) -> _GroupCall:
-        """The run of the compiled net for a batch."""
-        return _GroupCall(self.query, dict(zip(self.variables, self.supports, strict=True)), batch.spec)
 
     @cached_property
     def is_possible(self) -> bool:
@@ -252,11 +253,8 @@ class FactorGraph:
 
     def _compute_tables(self, batch: FactorBatch) -> list[LogTable]:
         """The log tables of one batch."""
-        call, rows, states = self._call(batch), batch.rows, {}
-        for k, indices in batch.states.get_states().items():
-            states[self.variables[k]] = torch.from_numpy(np.array(self.supports[k])[indices])
         is_latent = np.array([node in self.positions for node in batch.nodes])
-        latent, observed = call.compute_log_probs(batch.nodes, is_latent, states, rows)
+        latent, observed = self._compute_log_probs(batch, is_latent)
         columns = np.where(is_latent, is_latent.cumsum(), (~is_latent).cumsum()) - 1
         tables = []
         for k, (node, parents, column) in enumerate(zip(batch.nodes, batch.parents, columns, strict=True)):
@@ -268,83 +266,43 @@ class FactorGraph:
             values = latent[index, column][..., list(self.supports[variable])]  # [*states of the parents, state]
             values = np.moveaxis(values, -1, scope.index(variable)) if variable in scope else values[..., 0]
             tables.append(LogTable(scope, values))
-        for table in tables:
-            if np.isnan(table.values).any():
-                call.raise_nan_error(batch.nodes)
+        if any(np.isnan(table.values).any() for table in tables):
+            query, device = self.query, self.query.model.network.device
+            pairs = zip(self.variables, self.supports, strict=True)
+            states = {node: torch.tensor(support[0], device=device) for node, support in pairs}
+            run = ReferenceRun(query.model, {**query.fixed, **states})
+            reference.log_joint(
+                run, [n for n in batch.nodes if n in states], query.evidence, query.atol
+            )  # names the node
+            raise BNetError(batch.spec.group.name, expected="log probabilities that are numbers", actual="NaN")
         return tables
 
-
-@dataclass(frozen=True)
-class _GroupCall:
-    """A run of the compiled net for the factors of one group: all variables that its nodes depend on are set.
-
-    Args:
-        query: The query.
-        supports: The possible states of each variable, by ground id.
-        spec: The group.
-    """
-
-    query: Query
-    supports: Mapping[int, tuple[int, ...]]
-    spec: NodeSpec
-
-    @cached_property
-    def outputs(self) -> tuple[int, ...]:
-        """The groups that a run computes: those that determine the distribution, or the value, of the group."""
-        return tuple(get_output_groups("logits" if self.spec.tpm.is_random else "value", [self.spec]))
-
-    @cached_property
-    def relevant(self) -> set[int]:
-        """The groups that determine the outputs."""
-        return self.query.model.network.graph.ancestral_set(self.outputs)
-
-    @cached_property
-    def evaluator(self) -> NodeEvaluator:
-        """The evaluator with all random nodes set that have a state; a batch has other states of the variables."""
-        model, query = self.query.model, self.query
-        specs = (spec for spec in model.network.specs if spec.group.index in self.relevant)
-        barren = [n for m in specs if m.tpm.kind == "discrete" for n in model.ground.select_nodes(m.group).tolist()]
-        zero = torch.zeros((), dtype=torch.long, device=model.network.device)
-        states = {node: zero + support[0] for node, support in self.supports.items() if support}
-        # States that are neither observed nor variables do not affect any factor (Shachter 1986).
-        model = replace(model, do={**dict.fromkeys(barren, zero), **query.fixed, **states, **model.do})
-        return NodeEvaluator(with_sentence_scope(query.module), model, {})
-
-    def find_fault(self) -> Fault | None:
-        """Why one run of the compiled net cannot compute the factors; None if it can."""
-        return self.evaluator.analyse_pass(self.outputs, self.relevant, self.spec)[0]
-
-    def count_flops(self, rows: int) -> int | None:
-        """The floating-point operations of a batch of some rows."""
-        structure = self.evaluator.request_pass(self.outputs, self.relevant).structure
-        return count_plan_flops(self.evaluator.module, structure, self.query.model.ground.word_counts, rows)
-
-    def compute_log_probs(
-        self, nodes: Sequence[int], is_latent: NDArray[np.bool_], states: Mapping[int, Tensor], rows: int
+    def _compute_log_probs(
+        self, batch: FactorBatch, is_latent: NDArray[np.bool_]
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The log probabilities of all states of latent nodes, and those of the observations of observed nodes.
 
         Args:
-            nodes: The nodes with a factor.
-            is_latent: Whether each node is latent.
-            states: The states of variables in the rows of the batch, `[row]` by ground id.
-            rows: The number of rows.
+            batch: The factors of a group.
+            is_latent: Whether each of its nodes is latent.
 
         Returns:
             `[row, latent node, state]` and `[row, observed node]`.
         """
-        model, spec = self.query.model, self.spec
-        columns = torch.tensor(nodes) - int(model.ground.offsets[spec.group.index])
-        observed = [node for node, latent in zip(nodes, is_latent, strict=True) if not latent]
+        model, spec, evaluator = self.query.model, batch.spec, self.evaluator
+        columns = torch.tensor(batch.nodes) - int(model.ground.offsets[spec.group.index])
+        observed = [node for node, latent in zip(batch.nodes, is_latent, strict=True) if not latent]
         evidence = group_evidence(model, {node: self.query.evidence[node] for node in observed})
-        device_states = {node: state.to(model.network.device) for node, state in states.items()}
+        states = {}
+        for k, indices in batch.states.get_states().items():
+            values = torch.from_numpy(np.array(self.supports[k])[indices])
+            states[self.variables[k]] = values.to(model.network.device)
         parts = list[tuple[Tensor, Tensor]]()
-        for chunk in iter_chunks(model, rows, {spec.group.index}):
-            batch = {node: state[chunk] for node, state in device_states.items()}
-            run, size = self.evaluator.with_batched_states(batch, self.evaluator.module), chunk.stop - chunk.start
-            execution = run.execute(self.outputs, self.relevant)
+        for chunk in iter_chunks(model, batch.rows, {spec.group.index}):
+            run = evaluator.with_batched_states({n: state[chunk] for n, state in states.items()}, evaluator.module)
+            size, execution = chunk.stop - chunk.start, run.execute(*find_pass(model, spec))
             latent_logs, observed_logs = torch.zeros(size, 0, 1), torch.zeros(size, 0)
-            if len(observed) < len(nodes):
+            if len(observed) < len(batch.nodes):
                 table = run.select_rows((execution.layout, state_log_probs(execution, spec)), spec, size)
                 latent_logs = table[:, columns[torch.from_numpy(is_latent)]]
             for item in evidence.values():
@@ -357,14 +315,11 @@ class _GroupCall:
         impossible = observed_table < LOG_ZERO / 2
         return latent_table, np.where(impossible, -np.inf, observed_table)
 
-    def raise_nan_error(self, nodes: Sequence[int]) -> None:
-        """Raise an error for NaN, which names the node."""
-        query = self.query
-        device = query.model.network.device
-        states = {node: torch.tensor(support[0], device=device) for node, support in self.supports.items()}
-        run = ReferenceRun(query.model, {**query.fixed, **states})
-        reference.log_joint(run, [n for n in nodes if n in states], query.evidence, query.atol)
-        raise BNetError(self.spec.group.name, expected="log probabilities that are numbers", actual="NaN")
+
+def find_pass(model: GroundModel, spec: NodeSpec) -> tuple[list[int], set[int]]:
+    """The groups that determine the distribution, or the value, of a group, and those on which they depend."""
+    outputs = get_output_groups("logits" if spec.tpm.is_random else "value", [spec])
+    return outputs, model.network.graph.ancestral_set(outputs)
 
 
 def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
@@ -381,8 +336,16 @@ def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
     query = replace(query, evidence={n: v for n, v in query.evidence.items() if n not in supports})
     model, variables = query.model, tuple(supports)
     groups = model.ground.split_by_group([*variables, *query.evidence])
+    discrete = [spec.group for spec in model.network.specs if spec.tpm.kind == "discrete"]
+    barren = [node for group in discrete for node in model.ground.select_nodes(group).tolist()]
+    zero = torch.zeros((), dtype=torch.long, device=model.network.device)
+    states = {node: zero + support[0] for node, support in supports.items() if support}
+    # States that are neither observed nor variables do not affect any factor (Shachter 1986).
+    fixed = replace(model, do={**dict.fromkeys(barren, zero), **query.fixed, **states, **model.do})
+    evaluator = NodeEvaluator(with_sentence_scope(query.module), fixed, {})
     for index in groups:
-        fault = _GroupCall(query, supports, model.network.specs[index]).find_fault()
+        spec = model.network.specs[index]
+        fault, _ = evaluator.analyse_pass(*find_pass(model, spec), spec)
         if fault is not None:
             return fault
     counts = [len(support) for support in supports.values()]
@@ -393,11 +356,11 @@ def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
         node_sizes = np.array([len(supports.get(node, (0,))) for node in nodes])
         largest = int((is_parent @ logs + np.log(np.maximum(node_sizes, 1))).argmax())
         scope = np.flatnonzero(is_parent[largest]).tolist()
-        states = math.prod([counts[k] for k in scope]) * int(node_sizes[largest])
-        if states > query.budget:
+        count = math.prod([counts[k] for k in scope]) * int(node_sizes[largest])
+        if count > query.budget:
             joint = sorted({variables[k] for k in scope} | ({nodes[largest]} & supports.keys()))
             factor = model.ground.name(nodes[largest])
-            excess[states] = f"{format_nodes(model, joint)}, which occur together in the factor of {factor}"
+            excess[count] = f"{format_nodes(model, joint)}, which occur together in the factor of {factor}"
             continue
         scopes = np.split(is_parent.nonzero()[1], is_parent.sum(1).cumsum()[:-1])
         node_parents = tuple(tuple(scope.tolist()) for scope in scopes)
@@ -405,7 +368,7 @@ def build_factor_graph(query: Query) -> FactorGraph | Fault | BudgetError:
         batches.append(FactorBatch(model.network.specs[index], tuple(nodes), node_parents, rows))
     if excess:
         return excess_error(f"at most {format_count(query.budget)} joint states of {excess[max(excess)]}", max(excess))
-    return FactorGraph(query, variables, tuple(supports.values()), tuple(batches))
+    return FactorGraph(query, evaluator, variables, tuple(supports.values()), tuple(batches))
 
 
 def find_supports(query: Query) -> dict[int, tuple[int, ...]]:
