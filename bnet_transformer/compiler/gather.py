@@ -258,11 +258,6 @@ def get_known_value(state: ExecutionState, index: int) -> Tensor | None:
     return state.layout.pad_dims(spec.tpm.emit(build_context(state, spec), value), len(spec.shape))
 
 
-def pad_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
-    """A value of a group with all dims of the layout; missing dims are prepended, of size 1."""
-    return state.layout.pad_dims(value, len(spec.shape))
-
-
 def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = None) -> tuple[EvalContext, list[Tensor]]:
     """The context of a TPM and the value in each of its slots, aligned with its words.
 

@@ -394,8 +394,13 @@ def compute_factors(module: CompiledModule, request: FactorRequest) -> tuple[Exe
                 table = log_probs.clamp(min=LOG_ZERO)
                 factors.append(Factor(spec, table, aligned, is_summed=True))
                 continue
-            log_prob_fn = _state_log_indicator if index in problem.enumerated else evidence_log_prob
-            log_probs = log_prob_fn(execution, index, spec, aligned, request.atol)
+            if index in problem.enumerated and not aligned.value.is_floating_point():
+                log_probs = torch.where(enumerate_states(execution, index) == aligned.value, 0.0, LOG_ZERO)
+                log_probs = log_probs.to(execution.log_dtype)
+            elif index in problem.enumerated:
+                log_probs = _value_log_indicator(execution, index, spec, aligned, request.atol)
+            else:
+                log_probs = evidence_log_prob(execution, index, spec, aligned, request.atol)
             factors.append(Factor(spec, mask_unobserved(aligned, log_probs), aligned))
     return execution, factors
 
@@ -633,15 +638,6 @@ def _gather_states(table: Tensor, evidence: Evidence) -> Tensor:
     return table.expand(*shape, table.shape[-1]).gather(-1, evidence.value.expand(shape)[..., None]).squeeze(-1)
 
 
-def _state_log_indicator(
-    execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float
-) -> Tensor:
-    """Evidence on an enumerated group: 0 for the states that agree with it, `LOG_ZERO` for other states."""
-    if evidence.value.is_floating_point():
-        return _value_log_indicator(execution, index, spec, evidence, atol)
-    return torch.where(enumerate_states(execution, index) == evidence.value, 0.0, LOG_ZERO).to(execution.log_dtype)
-
-
 def evidence_log_prob(execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float) -> Tensor:
     """`log P(evidence | parents)` of a group that is not enumerated, or that is a function of its parents."""
     if not spec.tpm.is_random:
@@ -662,5 +658,5 @@ def _value_log_indicator(
 
 def gather_in_log_dtype(execution: ExecutionState, spec: NodeSpec) -> tuple[EvalContext, list[Tensor]]:
     """The context and the parents of a TPM, in the type of log probabilities."""
-    context, parents = gather_parents(execution, spec)
-    return context.to(execution.log_dtype), [p.to(execution.log_dtype) if p.is_floating_point() else p for p in parents]
+    (context, parents), dtype = gather_parents(execution, spec), execution.log_dtype
+    return context.to(dtype), [parent.to(dtype) if parent.is_floating_point() else parent for parent in parents]

@@ -19,7 +19,7 @@ from bnet_transformer._core.naming import count_word_from_start, match_names, sp
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.compiler.evaluate import Scan, WordStep
-from bnet_transformer.compiler.gather import ExecutionState, lay_out_value, pad_dims
+from bnet_transformer.compiler.gather import ExecutionState, lay_out_value
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import UnknownNameError, unknown_name_error
@@ -94,7 +94,8 @@ class SamplingScan(Scan):
                 states, mask = self.known_states[index]
                 sampled = sampled.where(~mask[word], states[word])
             self.states[index].append(sampled)
-            self.append_value(index, word, pad_dims(self.state, spec, spec.tpm.emit(context, sampled)))
+            value = self.state.layout.pad_dims(spec.tpm.emit(context, sampled), len(spec.shape))
+            self.append_value(index, word, value)
 
         return sample_word
 
