@@ -129,16 +129,16 @@ class Clock:
 @contextmanager
 def _test_steps(optimizer_class: type[RestartOptimizer], clock: Clock, interval: int) -> Iterator[None]:
     """Test the rule after the steps of all optimizers of a class."""
-    advance = optimizer_class.advance
+    update = optimizer_class.update
 
-    def advance_and_test(optimizer: RestartOptimizer) -> None:
-        advance(optimizer)
+    def update_and_test(optimizer: RestartOptimizer) -> None:
+        update(optimizer)
         if optimizer.step % interval == 0:
             clock.test(optimizer.sets.values)
             if optimizer.best[2] and math.isfinite(optimizer.best[0]):  # of a restart that takes no further steps
                 clock.test({name: value[None] for name, value in optimizer.best[2].items()})
 
-    with mock.patch.object(optimizer_class, "advance", advance_and_test):
+    with mock.patch.object(optimizer_class, "update", update_and_test):
         yield
 
 

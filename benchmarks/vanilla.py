@@ -50,10 +50,9 @@ def training_step() -> list[Figure]:
     net, peer, source, target = _create_pair()
     adam = torch.optim.AdamW(peer.parameters(), 1e-3, betas=(0.9, 0.98), eps=1e-9)
     config = TrainConfig(batch=BATCH, optimizer=bt.AdamW(rate=1e-3, clip=1.0))
-    trainer = Trainer(
-        infer_trainable_task(net.network), config, 1, DistributedContext(0, 1, torch.device("cpu")), None, {}
-    )
     batch = Batch({"enc": source, "dec": target[:, :-1]}, None, {"dec_y": Evidence(target[:, 1:])})
+    ranks = DistributedContext(0, 1, torch.device("cpu"))
+    trainer = Trainer(infer_trainable_task(net.network), config, 1, ranks, lambda step: batch)
 
     def step() -> float:
         logits = peer(source, target[:, :-1])
@@ -65,10 +64,9 @@ def training_step() -> list[Figure]:
         return float(loss.detach())
 
     def train() -> float:
-        trainer.compute_gradients(trainer.prepare_batch(batch))
-        ((loss, *_),) = trainer.drain_losses(all=True)
-        trainer.update_parameters()
-        return loss
+        trainer.compute(is_interrupted=False, is_due=True)
+        trainer.update()
+        return trainer.losses[-1]
 
     assert abs(train() - step()) < 1e-4
     return _compare("bt.train", {"ours": train, "theirs": step}, 15, 1.05)

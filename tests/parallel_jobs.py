@@ -93,18 +93,18 @@ def run_training(folder=None, kill=False, **options):
 
 
 def run_fit(folder=None, kill=False, **options):
-    plain_advance = GradientOptimizer.advance
+    plain_update = GradientOptimizer.update
 
-    def advance(self):
+    def update(self):
         if kill and self.step == 5:
             os.kill(os.getpid(), signal.SIGKILL)
-        plain_advance(self)
+        plain_update(self)
 
-    GradientOptimizer.advance = advance
+    GradientOptimizer.update = update
     try:
         return fit(mixture(), make_vectors(7), steps=8, batch=3, every=2, spread=1.0, folder=folder, **options)
     finally:
-        GradientOptimizer.advance = plain_advance
+        GradientOptimizer.update = plain_update
 
 
 def run_killed(folder):

@@ -10,11 +10,13 @@ from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer import reference
+from bnet_transformer._core.distributed import SINGLE_PROCESS
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import Evidence, contraction, log_evidence, posterior
 from bnet_transformer.inference.contraction import chain_log_partition
 from bnet_transformer.interventions import Attend
+from bnet_transformer.learning.fit.curvature import EMExpansion
 from bnet_transformer.learning.fit.heads import align_heads
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.tpm import (
@@ -137,9 +139,9 @@ def test_expected_counts_are_sums_over_paths_and_em_is_baum_welch(reach):
     learned = ["c_0.logits", "c_0.initial"]
     readouts = infer_fit_task(net.network).readouts
     objective = FitObjective(net.network, select_learnable(net.network, readouts, learned, None), 2**16)
-    counts, total = objective.expected_counts(
-        {name: net.parameters[name] for name in learned}, read_batch(net.network, data)
-    )
+    sets = {name: net.parameters[name][None] for name in learned}
+    expansion = EMExpansion(objective, [read_batch(net.network, data)], SINGLE_PROCESS)(sets)
+    counts, total = expansion.counts, (expansion.log_density - objective.log_prior(sets))[0]
     tables = {name: net.parameters[name].log_softmax(-1) for name in learned}
     expected = {name: torch.zeros_like(value) for name, value in tables.items()}
     evidence = []
@@ -156,7 +158,7 @@ def test_expected_counts_are_sums_over_paths_and_em_is_baum_welch(reach):
             expected[name] += 0 if leaf.grad is None else leaf.grad
     close(total, torch.stack(evidence).sum().detach())
     for name in learned:
-        close(counts[name], expected[name])
+        close(counts[name][0], expected[name])
     fitted = bt.fit(net, data, method=bt.EM(steps=1, optimizer="first-order"), learn=learned, progress=False).net
     for name in learned:
         rows = expected[name] + 1.0  # the prior Dirichlet(2, 2, 2)

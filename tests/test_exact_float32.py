@@ -5,10 +5,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import bnet_transformer as bt
+from bnet_transformer._core.distributed import SINGLE_PROCESS
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.inference.factors import compute_factors, request_factors
+from bnet_transformer.learning.fit.curvature import EMExpansion
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import close
@@ -59,8 +61,9 @@ def test_posteriors_and_counts_sum_to_one_at_any_scale(kind, log_sigma, seed):
             total = posterior(module, spec.group.name, {"y": Evidence(y)}, x).sum(-1)
             assert float((total - 1).abs().max()) < 1e-6
     objective, corpus = make_objective(net), read_batch(net.network, (x, y))
-    counts, _ = objective.expected_counts(net.parameters, corpus)
-    for name, count in counts.items():
+    sets = {name: net.parameters[name][None] for name in objective.learned.names}
+    counts = EMExpansion(objective, [corpus], SINGLE_PROCESS, weights=())(sets).counts
+    for name, (count,) in counts.items():
         assert name in objective.learned.tables
         words = 6 if kind == "word" else 1
         if count.dim() == 1:

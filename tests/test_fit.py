@@ -12,11 +12,13 @@ from sklearn.metrics import adjusted_rand_score
 
 import bnet_transformer as bt
 from bnet_transformer import tpm
+from bnet_transformer._core.distributed import SINGLE_PROCESS
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.learning.fit import adam as ascent
 from bnet_transformer.learning.fit.adam import GradientOptimizer, init_restarts
+from bnet_transformer.learning.fit.curvature import EMExpansion
 from bnet_transformer.learning.fit.em import SecondOrderOptimizer
 from bnet_transformer.learning.fit.heads import match_heads
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
@@ -83,11 +85,12 @@ def test_expected_counts_are_summed_posteriors_also_for_batched_parameters(name)
         torch.testing.assert_close(row, log_evidence(net_.module(), {"y": Evidence(y)}, x).detach(), **EXACT)
     net = nets[0]
     objective, corpus = make_objective(net), read_batch(net.network, (x, y))
-    counts, evidence = objective.expected_counts(dict(net.parameters), corpus)
+    sets = {name: value[None] for name, value in net.parameters.items()}
+    expansion = EMExpansion(objective, [corpus], SINGLE_PROCESS, weights=())(sets)
     observed = {"y": Evidence(y)}
-    torch.testing.assert_close(evidence, log_evidence(net.module(), observed, x).sum(), **EXACT)
-    assert set(counts) == set(objective.learned.tables)
-    for table, count in counts.items():
+    torch.testing.assert_close(expansion.log_density[0], log_evidence(net.module(), observed, x).sum(), **EXACT)
+    assert set(expansion.counts) == set(objective.learned.tables)
+    for table, count in expansion.counts.items():
         node = table.rpartition(".")[0]
         probs = posterior(net.module(), node, observed, x)
         torch.testing.assert_close(count.reshape(-1, count.shape[-1]).sum(0), probs.reshape(-1, probs.shape[-1]).sum(0))
@@ -363,7 +366,7 @@ REFUSED = [
     (mixture, (X, Y.where(torch.arange(6)[:, None, None] < 5, torch.nan)), {}, r"\[5\], y: .*missing=True"),
     (lambda: mixture(observe=None), (X, Y), {}, "observe="),
     (lambda: mixture(atoms=4), (X, Y), {"budget": 63}, "at most 63 joint states.*64"),
-    (lambda: mixture("corpus"), (X, Y), {"batch": 3}, "they share one draw"),
+    (lambda: mixture("corpus"), (X, Y), {"batch": 3}, "all sentences share one draw"),
     (lambda: word_mixture(prior=0.5), ids(), {}, "concentration of at least 1"),
     (mixture, (X, Y), {"method": "mcmc"}, "'map'"),
     (mixture, (X, Y), {"learn": ["W_z"]}, "W_q_0.values"),
@@ -413,15 +416,15 @@ def test_an_interrupt_returns_the_best_so_far_and_resumes_exactly(case, tmp_path
     kind, options = INTERRUPTED[case]
     options = {"steps": 12, "spread": 1.0, **options}
     expected = fit(mixture(), vectors(), every=4, **options)
-    advance = kind.advance
+    update = kind.update
 
-    def advance_and_interrupt(self):
-        advance(self)
+    def update_and_interrupt(self):
+        update(self)
         if self.step == 7:
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(kind, "advance", advance_and_interrupt)
+        patch.setattr(kind, "update", update_and_interrupt)
         partial = fit(mixture(), vectors(), every=4, folder=tmp_path, **options)
     assert not partial.finished and len(partial.bounds) == 7 and partial.bounds == expected.bounds[:7]
     resumed = fit(mixture(), vectors(), every=4, folder=tmp_path, resume=True, **options)

@@ -179,7 +179,7 @@ def test_a_fit_that_diverges_at_once_keeps_no_checkpoint(tmp_path):
         every=1,
     )
     assert f.bounds == fit(mixture(), vectors(), method=bt.MAP(steps=5, rate=1e-3)).bounds
-    with pytest.raises(bt.BNetError, match="without a finite bound after the last step"):
+    with pytest.raises(bt.BNetError, match="a bound of"):
         fit(mixture(), vectors(), method=bt.MAP(steps=1, rate=1e6))
 
 

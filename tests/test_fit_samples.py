@@ -26,7 +26,7 @@ from bnet_transformer.learning.fit.nuts import NUTSChain, find_chain_starts
 from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, select_learnable
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.svi import VariationalOptimizer, get_prior
-from bnet_transformer.learning.training import LoopConfig
+from bnet_transformer.learning.loop import LoopConfig
 from bnet_transformer.tpm import Normal
 from tests import flat_options
 

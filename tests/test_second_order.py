@@ -15,7 +15,7 @@ from bnet_transformer.learning.fit.adam import init_restarts
 from bnet_transformer.learning.fit.curvature import EMExpansion, FlatLayout, QuadraticModel, find_groups, solve_model
 from bnet_transformer.learning.fit.diagnostics import SCALE_FACTOR, describe_data_scale
 from bnet_transformer.learning.fit.em import SecondOrderOptimizer, improve_by_moves
-from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, StepOptions, select_learnable
+from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, select_learnable
 from bnet_transformer.tpm import TPM, Categorical, Normal
 from tests.cases import CASES, batch_evidence, batch_inputs, get_case
 
@@ -153,7 +153,7 @@ def test_conjugate_gradients_solve_the_model_and_report_negative_curvature():
 def test_em_never_decreases_the_density(case):
     net = NETS[case]()
     problem = make_problem(net, draw(net, 20)[1])
-    optimizer = SecondOrderOptimizer(problem, StepOptions(steps=8, restarts=3))
+    optimizer = SecondOrderOptimizer(problem, 8, 3)
     densities = [optimizer.em_step() for _ in range(8)]
     gains = torch.stack(densities).diff(dim=0)
     assert bool((gains >= -1e-9 * densities[0].abs()).all()) and bool((gains.sum(0) > 0).all())
@@ -193,7 +193,7 @@ def test_moves_leave_a_local_maximum():
     planted, data = draw(net, 120, words=6, seed=2)
     equal = {k: v[[0, 1, 1]] for k, v in planted.parameters.items() if k.startswith("W_")}
     problem = make_problem(net.replace(equal), data)
-    optimizer = SecondOrderOptimizer(problem, StepOptions(steps=15))
+    optimizer = SecondOrderOptimizer(problem, 15)
     optimizer.is_started = True
     for _ in range(15):
         optimizer.em_step()
@@ -220,15 +220,16 @@ def test_a_saddle_point_is_left():
 def test_a_restart_that_is_dropped_cannot_win(seed):
     """Its steps, continued without the others, end below its bound, and not above the density of the search."""
     _, data = draw(make_net(), 80, seed=seed)
-    optimizer = SecondOrderOptimizer(make_problem(make_net(), data), StepOptions(steps=40, restarts=4))
+    optimizer = SecondOrderOptimizer(make_problem(make_net(), data), 40, 4)
     before = {}
-    while optimizer.step < 40 and not optimizer.is_converged:
+    while optimizer.step < 40 and not optimizer.is_finished:
         before |= {k: optimizer.sets.get(row) for row, k in enumerate(optimizer.sets.restart_ids)}
-        optimizer.advance()
+        optimizer.compute(False, False)
+        optimizer.update()
     for restart in {*optimizer.done} - optimizer.stationary:
         only = optimizer.fork({name: value[None] for name, value in before[restart].items()})
-        while only.step < 100 and not only.is_converged:
-            only.advance()
+        while only.step < 100 and not only.is_finished:
+            only.update()
         assert max(only.log_density.values()) < optimizer.done[restart] + 0.5
         assert max(only.log_density.values()) < optimizer.reached + 0.5
 

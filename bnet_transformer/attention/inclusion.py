@@ -38,7 +38,7 @@ from bnet_transformer.data.dataset import ObservedMode, has_observed
 from bnet_transformer.data.encode import word_encoder
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, format_count, unknown_name_error
-from bnet_transformer.learning.training import LoopConfig
+from bnet_transformer.learning.loop import LoopConfig
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -642,3 +642,8 @@ def as_network(net: object) -> Network:
     if not isinstance(network, Network):
         raise BNetError("net", expected="a net", actual=net)
     return network
+
+
+def restore_type(net: object, network: Network) -> Any:
+    """A network as a net of the type of another one: a `Network`, or a `BNet` that holds it."""
+    return network if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(network)

@@ -34,6 +34,7 @@ from bnet_transformer.data import Batch, Evidence, read_batch
 from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.data.checks import get_plate_sizes
 from bnet_transformer.declare import Network, NodeSpec, as_network
+from bnet_transformer.declare.network import restore_type
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError
 from bnet_transformer.learning.fit.diagnostics import count_effective
 from bnet_transformer.learning.fit.heads import (
@@ -49,7 +50,7 @@ from bnet_transformer.learning.fit.objective import FitObjective, Method, to_par
 from bnet_transformer.learning.fit.predictive import ReadoutPredictor, evaluate_number, predict_readout
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.svi import get_prior
-from bnet_transformer.learning.training import LoopConfig, defer_interrupt, restore_type
+from bnet_transformer.learning.loop import LoopConfig, defer_interrupt
 from bnet_transformer.reference import BUDGET
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -566,7 +567,7 @@ def calibrate(
     options: dict[str, Any] = {"batch": batch, "spread": spread, "learn": learn, "budget": budget}
     with fork_torch_rng(simulator.network.device):
         example = simulator.observe(simulator.network, 0)
-    problem = create_problem(net, example, config, seed=seed, **options)  # raises an error for invalid options
+    problem = create_problem(simulator.network, config, example, seed=seed, **options)  # raises for invalid options
     wrap = partial(restore_type, net)
     computed = Quantities(problem.objective, simulator.readouts, custom, wrap, seed)
     rows: list[dict[str, tuple[int, int]]] = []

@@ -74,16 +74,17 @@ class Checkpoints:
         return path, path.exists()
 
     @classmethod
-    def from_value(cls, value: Checkpoints | str | Path) -> Checkpoints:
+    def from_value(cls, value: Checkpoints | str | Path | None) -> Checkpoints | None:
         """Convert an argument of the caller to a config.
 
         Args:
-            value: A config, which is returned as it is, or a folder, which becomes a config with `resume=False`.
+            value: A config or None, which is returned as it is, or a folder, which becomes a config with
+                `resume=False`.
 
         Returns:
             The config.
         """
-        return value if isinstance(value, Checkpoints) else cls(value)
+        return value if value is None or isinstance(value, Checkpoints) else cls(value)
 
 
 @dataclass(frozen=True)
@@ -99,21 +100,6 @@ class Checkpoint:
     def get_tensors(self, prefix: str) -> dict[str, Tensor]:
         """Return the tensors whose names start with `prefix/`, without the prefix."""
         return {k[len(prefix) + 1 :]: v for k, v in self.tensors.items() if k.startswith(f"{prefix}/")}
-
-
-def divergence_error(
-    step: int, expected: str, actual: str, remedies: str, path: Path | None, checkpoint_step: int | None
-) -> BNetError:
-    """Create the error of a step that diverged. It names the last valid checkpoint, if any, and the remedies."""
-    hint = f"Try {remedies}"
-    if checkpoint_step is not None:
-        resume = "bt.Checkpoints(folder, resume='changed')"
-        hint = f"Resume from step {checkpoint_step} ({path}) with {resume} and {remedies}"
-    elif path is None:
-        actual = f"{actual}; there is no checkpoint, because checkpoints= was not set"
-    else:
-        actual = f"{actual}; it occurred before the first checkpoint (every=)"
-    return BNetError(f"step {step}", expected=expected, actual=actual, hint=hint)
 
 
 def write_checkpoint(path: Path, network: Network, checkpoint: Checkpoint) -> None:

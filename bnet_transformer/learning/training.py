@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import math
-import signal
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -18,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from tqdm import tqdm
 
 from bnet_transformer._core.checks import (
     check_choice,
@@ -30,7 +25,7 @@ from bnet_transformer._core.checks import (
     suggest_config_for_options,
 )
 from bnet_transformer._core.distributed import DistributedContext, distributed_context, resolve_device, single_process
-from bnet_transformer._core.files import as_path, derive_seed, describe_code, exclusive_lock
+from bnet_transformer._core.files import as_path, derive_seed, describe_code
 from bnet_transformer._core.process import translate_memory_errors
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import DeferredScalars, enable_gradients, fork_torch_rng, seed_rngs
@@ -40,18 +35,19 @@ from bnet_transformer.data import Batch, Dataset
 from bnet_transformer.data.batch import UNOBSERVED, Task, check_has_words, infer_task, infer_trainable_task, is_observed
 from bnet_transformer.data.dataset import ExampleReader, check_batch_mask, read_dataset
 from bnet_transformer.declare import Network, NodeSpec, as_network
+from bnet_transformer.declare.network import restore_type
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.inference.elimination import eliminate_choices, log_evidence
 from bnet_transformer.inference.factors import compute_factors, request_factors
-from bnet_transformer.learning import checkpoint
-from bnet_transformer.learning.checkpoint import FILE_NAME, Checkpoints, divergence_error, read_checkpoint
+from bnet_transformer.learning.checkpoint import FILE_NAME, Checkpoint, Checkpoints, read_checkpoint
+from bnet_transformer.learning.loop import LoopConfig, Run, run_steps
 from bnet_transformer.tpm import Dropout
 
 __all__ = ["AdamW", "EarlyStopping", "Execution", "Trained", "load_checkpoint", "single_process", "train"]
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# Configs of a run: the optimizer and its schedule, early stopping, the execution of a step, and the loop.
+# Configs of a run: the optimizer and its schedule, early stopping, and the execution of a step.
 
 PRECISIONS = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -204,79 +200,6 @@ class TrainConfig:
             raise BNetError("precision", expected=f"the dtype of the net, {dtype}", actual=precision, hint=hint)
 
 
-@dataclass(frozen=True)
-class LoopConfig:
-    """Evaluation, checkpoints and the progress bar of a run.
-
-    Args:
-        every: The number of steps between two evaluations (and checkpoints); None for ten evaluations in a run.
-        checkpoints: The folder of checkpoints; None for no checkpoints.
-        progress: True shows a progress bar, False none; None shows one only in a terminal.
-    """
-
-    every: int | None = None
-    checkpoints: Checkpoints | None = None
-    progress: bool | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("progress", self.progress, (True, False, None))
-        check_options(self, check_int, "every")
-
-    @property
-    def shared_settings(self) -> tuple[object, ...]:
-        """The settings that must be equal on all ranks, because the ranks wait for each other at an evaluation."""
-        return self.every, None if self.checkpoints is None else self.checkpoints.resume
-
-    def in_subfolder(self, name: str) -> LoopConfig:
-        """Return the config of a part of the run, whose checkpoints are in a subfolder."""
-        if self.checkpoints is None:
-            return self
-        return replace(self, checkpoints=replace(self.checkpoints, folder=Path(self.checkpoints.folder) / name))
-
-    @property
-    def has_checkpoint(self) -> bool:
-        """True if there is a checkpoint to resume from."""
-        return self.checkpoints is not None and self.checkpoints.create_path().exists()
-
-    def lock(self, is_main_process: bool) -> AbstractContextManager[None]:
-        """Lock the folder of the checkpoints during a run, so that no other run writes to it.
-
-        If a run has several processes, only the main process takes the lock.
-        """
-        if self.checkpoints is None or not is_main_process:
-            return nullcontext()
-        return exclusive_lock(self.checkpoints.create_path())
-
-    def is_evaluation_step(self, step: int, steps: int) -> bool:
-        """Return True if the run evaluates and saves after this step. The last step always does."""
-        return step % (self.every or max(1, steps // 10)) == 0 or step == steps
-
-    def progress_bar(self, ranks: DistributedContext, steps: int, initial: int, unit: str = "step") -> Any:
-        """Create the progress bar of a run. Only the main process shows it."""
-        hide = True if not ranks.is_main_process or self.progress is False else False if self.progress else None
-        return tqdm(total=steps, initial=initial, disable=hide, unit=unit, leave=False)
-
-
-@contextmanager
-def defer_interrupt() -> Iterator[list[int]]:
-    """Record Ctrl-C in the yielded list, so that the step finishes first. A second Ctrl-C interrupts immediately."""
-    interrupts: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupts
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if interrupts:
-            raise KeyboardInterrupt
-        interrupts.append(number)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupts
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim: int | None) -> Callable[[int], float]:
     """Return the learning rate as a function of the step, counted from 1.
 
@@ -306,6 +229,7 @@ def create_schedule(kind: str, rate: float | None, warmup: int, steps: int, dim:
 # The loss of training, and the state of a run: one step, the evaluation, checkpoints.
 
 Loss = Callable[[CompiledModule, Batch], Tensor]
+MOMENTS = {"first": "exp_avg", "second": "exp_avg_sq", "count": "step"}  # the state of AdamW in a checkpoint
 IMPOSSIBLE_LOSS = 1e20  # below the mean loss of any batch with probability zero, which is -LOG_ZERO over its words
 
 
@@ -375,11 +299,11 @@ class PreparedBatch(NamedTuple):
     should_stop: Tensor
 
 
-class Trainer:
+class Trainer(Run):
     """A net in training: a copy of its parameters, the optimizer, and the losses so far.
 
-    A step is `prepare_batch`, `compute_gradients`, `update_parameters`. None of them waits for the device, so the host
-    runs ahead of it. `drain_losses` reads the losses that are finished.
+    The computation of a step and its update do not wait for the device, so the host runs ahead of it. `drain_losses`
+    reads the losses that are finished.
     """
 
     def __init__(
@@ -388,15 +312,18 @@ class Trainer:
         config: TrainConfig,
         steps: int,
         ranks: DistributedContext,
-        loss: Loss | None,
-        settings: Mapping[str, Any],
+        dataset: Dataset,
+        held_out: Sequence[Batch] = (),
+        loss: Loss | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         config.check(task)
         optimizer = config.optimizer
         network = task.network
         network.check_single_dtype()
         parameters = {name: value.detach().clone().to(ranks.device) for name, value in network.parameters.items()}
-        self.network, self.config, self.ranks, self.settings = network, config, ranks, dict(settings)
+        self.network, self.config, self.ranks, self.settings = network, config, ranks, settings or {}
+        self.steps, self.dataset, self.held_out_batches = steps, dataset, held_out
         self.module = CompiledModule(network.with_parameters(parameters))
         if loss is None:
             read = {m.param_prefix for readout in task.readouts for m in network.ancestral_specs(readout)}
@@ -421,12 +348,12 @@ class Trainer:
         dim = optimizer.dim or get_state_width(network)
         self.schedule = create_schedule(optimizer.schedule, optimizer.rate, optimizer.warmup, steps, dim)
         self.is_stochastic = loss is not None or any(map(_is_stochastic, network.specs))
-        self.step = 0  # the number of completed steps
         self.deferred_scalars = DeferredScalars.for_device(ranks.device)  # loss, gradient norm, stop flag of a step
         self.losses: list[float] = []  # at least the losses of completed steps: a loss is known before its update
         self.held_out: list[tuple[int, float]] = []
         self.best: dict[str, Tensor] = {}
-        self.saved_step: int | None = None  # the step of the checkpoint on disk
+        self.last_batch: Batch | None = None
+        self.is_stopped = False  # by Ctrl-C in some process
 
     def prepare_batch(self, batch: Batch, should_stop: bool = False) -> PreparedBatch:
         """Move this process's shard of a batch to the device, with the divisor of the summed loss.
@@ -460,7 +387,13 @@ class Trainer:
             clip_grads_with_norm_(parameters, self.config.optimizer.clip, grad_norm)
         self.deferred_scalars.append(torch.stack([loss, grad_norm.double(), should_stop]))
 
-    def update_parameters(self) -> None:
+    def compute(self, is_interrupted: bool, is_due: bool) -> None:
+        """Compute the gradient of the batch of this step, and check the losses that are finished."""
+        self.last_batch = self.dataset(self.step)
+        self.compute_gradients(self.prepare_batch(self.last_batch, is_interrupted))
+        self.drain_losses(all=is_due)
+
+    def update(self) -> None:
         """Take one step of the optimizer along the gradient."""
         rate, max_value = self.schedule(self.step + 1), torch.finfo(self.network.dtype).max
         if max(rate / (1 - self.config.optimizer.betas[0]), rate * self.config.optimizer.weight_decay) > max_value:
@@ -472,24 +405,33 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
 
-    def drain_losses(self, *, all: bool = False) -> Iterator[tuple[float, float, bool]]:
-        """Iterate over the loss, gradient norm and stop flag of the finished steps, oldest first.
+    def should_stop(self, is_interrupted: bool) -> bool:
+        """Return True after Ctrl-C. Several processes share it with the losses, so they stop some steps later."""
+        return self.is_stopped or (self.ranks.world_size == 1 and is_interrupted)
+
+    def describe(self) -> Mapping[str, object]:
+        """Return the last loss that is finished."""
+        return {"loss": f"{self.losses[-1]:.4f}"} if self.losses else {}
+
+    def drain_losses(self, *, all: bool = False) -> None:
+        """Read the losses of the finished steps, and raise an error for an invalid one.
 
         `all` also waits for the steps that are not finished.
         """
         for loss, grad_norm, should_stop in self.deferred_scalars.pop_ready(all=all):
-            yield loss, grad_norm, should_stop > 0
+            if loss > IMPOSSIBLE_LOSS and self.training_loss.loss_fn is None and self.training_loss.task.has_choices:
+                self._check_possible(len(self.losses))
+            if not self.config.early_stopping.is_valid(loss, grad_norm):
+                raise self._create_error(f"loss {loss:g} and gradient norm {grad_norm:g}")
+            self.is_stopped = self.is_stopped or should_stop > 0
             self.losses.append(loss)
 
-    def check_possible(self, loss: float, dataset: Dataset, step: int) -> None:
-        """Raise an error if the loss of a step is that of an impossible observation; the error names the first.
+    def _check_possible(self, step: int) -> None:
+        """Raise an error if the batch of a step has an impossible observation; the error names the first.
 
-        Only such a loss requires another pass, on the net as it was before the first step.
+        Only an infinite loss requires this other pass, on the net as it was before the first step.
         """
-        has_choices = self.training_loss.loss_fn is None and self.training_loss.task.has_choices
-        if not (has_choices and loss > IMPOSSIBLE_LOSS):
-            return
-        batch = dataset(step).to(self.ranks.device, self.network.dtype)
+        batch = self.dataset(step).to(self.ranks.device, self.network.dtype)
         module = CompiledModule(self.network).to(self.ranks.device).eval()
         try:
             with torch.no_grad():
@@ -497,23 +439,44 @@ class Trainer:
         except EvidenceError as error:
             raise EvidenceError(f"{error.subject} in the batch of step {step + 1}", **error.parts) from error
 
-    def evaluate(self, batches: list[Batch]) -> float:
-        """Compute the mean loss of held-out data, without dropout and label smoothing."""
+    def _create_error(self, actual: str) -> BNetError:
+        """Create the error of an invalid loss."""
+        bound = self.config.early_stopping.bound
+        expected = "a finite loss" if bound is None else f"a finite loss of at most {bound:g}"
+        rate = f"a rate= below {self.config.optimizer.highest_rate:g}"
+        remedies = f"{rate}, a longer warmup=, clip=1.0, or float32 instead of bfloat16"
+        return self.divergence_error(expected, actual, remedies, len(self.losses) + 1)
+
+    def check_last_step(self) -> None:
+        """Raise an error if the loss of the last parameters on the last batch is not valid."""
+        self.drain_losses(all=True)
+        loss = self.compute_loss([cast(Batch, self.last_batch)])
+        if not self.config.early_stopping.is_valid(loss):
+            raise self._create_error(f"loss {loss:g} on the batch of step {self.step}")
+
+    def compute_loss(self, batches: Sequence[Batch]) -> float:
+        """Compute the mean loss of batches, without dropout and label smoothing."""
         self.ddp_module.eval()
         with torch.no_grad():
             losses = [self._summed_loss(self.prepare_batch(batch).batch).double() for batch in batches]
         total = float(self.ranks.all_reduce(torch.stack(losses).sum()))
         return total / sum(map(self.training_loss.count_terms, batches))
 
-    def evaluate_held_out(self, batches: list[Batch]) -> None:
+    def evaluate(self) -> None:
         """Compute the held-out loss; with patience, keep the parameters with the lowest one."""
-        loss, best = self.evaluate(batches), min((loss for _, loss in self.held_out), default=math.inf)
+        if not self.held_out_batches:
+            return
+        self.drain_losses(all=True)
+        loss, best = (
+            self.compute_loss(self.held_out_batches),
+            min((loss for _, loss in self.held_out), default=math.inf),
+        )
         self.held_out.append((self.step, loss))
         if self.config.early_stopping.patience is not None and loss < best:
             self.best = {name: value.clone() for name, value in self.parameters().items()}
 
     @property
-    def should_stop_early(self) -> bool:
+    def is_finished(self) -> bool:
         """True after `patience` held-out losses without an improvement."""
         losses, patience = [loss for _, loss in self.held_out], self.config.early_stopping.patience
         return bool(losses) and patience is not None and len(losses) - 1 - losses.index(min(losses)) >= patience
@@ -529,41 +492,27 @@ class Trainer:
         """Return the current parameters."""
         return {name: self.module.store[name.replace(".", "/")].detach() for name in self.network.parameters}
 
-    def save(self, path: Path) -> None:
-        """Write a checkpoint."""
+    def snapshot(self) -> Checkpoint:
+        """Create a checkpoint. It has no state of AdamW for parameters on which a loss of the user does not depend."""
         tensors = {f"net/{name}": value for name, value in self.parameters().items()}
         for name, value in self.trainable_parameters:
-            state = self.optimizer.state.get(value)
-            if not state:  # the loss of the user does not depend on this parameter
-                continue
-            tensors[f"first/{name}"] = state["exp_avg"]
-            tensors[f"second/{name}"] = state["exp_avg_sq"]
-            tensors[f"count/{name}"] = state["step"]
+            for prefix, key in MOMENTS.items() if self.optimizer.state.get(value) else ():
+                tensors[f"{prefix}/{name}"] = self.optimizer.state[value][key]
         tensors |= {f"best/{name}": value for name, value in self.best.items()}
-        if self.ranks.is_main_process:
-            losses = tuple(self.losses[: self.step])
-            state = checkpoint.Checkpoint(self.step, tensors, losses, tuple(self.held_out), self.settings)
-            checkpoint.write_checkpoint(path, self.network, state)
-        self.saved_step = self.step
-        self.ranks.barrier()
+        return Checkpoint(self.step, tensors, tuple(self.losses[: self.step]), tuple(self.held_out), self.settings)
 
-    def restore(self, path: Path, *, changeable: Collection[str] = ()) -> None:
-        """Load the state of a checkpoint. The `changeable` settings may differ from the settings in it."""
-        saved = checkpoint.read_checkpoint(path, self.network)
-        checkpoint.check_settings(path, saved, self.settings, changeable)
+    def restore(self, saved: Checkpoint) -> None:
+        """Load the state of a checkpoint."""
         with torch.no_grad():
             for name, value in saved.get_tensors("net").items():
                 self.module.store[name.replace(".", "/")].copy_(value)
-        first, second, count = (saved.get_tensors(heading) for heading in ("first", "second", "count"))
+        moments = {key: saved.get_tensors(prefix) for prefix, key in MOMENTS.items()}
         for name, value in self.trainable_parameters:
-            if name in first:
-                self.optimizer.state[value] = {
-                    "step": count[name].to(value.device),
-                    "exp_avg": _copy_with_layout(first[name], value),
-                    "exp_avg_sq": _copy_with_layout(second[name], value),
-                }
+            if name in moments["step"]:
+                # The fused step of AdamW requires the memory layout of the parameter.
+                state = {k: torch.empty_like(value).copy_(part[name]) for k, part in moments.items() if k != "step"}
+                self.optimizer.state[value] = {"step": moments["step"][name].to(value.device), **state}
         self.losses, self.held_out = list(saved.losses), list(saved.held_out)
-        self.step = self.saved_step = saved.step
         self.best = {name: value.to(self.ranks.device) for name, value in saved.get_tensors("best").items()}
 
 
@@ -577,11 +526,6 @@ def get_resume_settings(
     settings["held_out"] = None if held_out is None else held_out.digest()
     settings["loss"] = None if loss is None else describe_code(loss)
     return settings | ({"steps": steps} if config.optimizer.schedule == "cosine" else {})
-
-
-def _copy_with_layout(value: Tensor, like: Tensor) -> Tensor:
-    """Copy a tensor to the memory layout of a parameter, which the fused step of AdamW requires."""
-    return torch.empty_like(like, requires_grad=False).copy_(value)
 
 
 def _is_stochastic(spec: NodeSpec) -> bool:
@@ -719,7 +663,7 @@ def train(
     True
     """
     config = TrainConfig(batch, smoothing, words, seed, optimizer, early_stopping, execution)
-    loop = LoopConfig(every, None if checkpoints is None else Checkpoints.from_value(checkpoints), progress)
+    loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
     network = as_network(net)
     if loss is not None and not callable(loss):
         raise BNetError("loss", expected="a function loss(module, batch)", actual=loss)
@@ -744,8 +688,14 @@ def train(
             shared = {**settings, "net": network, "batch": (first.x, first.observed), "checkpoint": loop.has_checkpoint}
             around = (loop.shared_settings, early_stopping)
             ranks.assert_same("train", **shared, steps=total, loop=around, execution=execution)
-        trainer = Trainer(reader.task, config, total, ranks, loss, settings)
-        _run_steps(trainer, dataset, validation_batches, loop, total)
+        trainer = Trainer(reader.task, config, total, ranks, dataset, validation_batches, loss, settings)
+        is_complete = run_steps(trainer, loop)
+        if trainer.step > total:
+            hint = "Use bnet_transformer.learning.training.load_checkpoint to load the net of the checkpoint"
+            expected = f"at least {trainer.step}, the step of {trainer.checkpoint_path}"
+            raise BNetError("steps", expected=expected, actual=total, hint=hint)
+        if not is_complete:
+            raise KeyboardInterrupt
         parameters = trainer.best if patience is not None and trainer.best else trainer.parameters()
     return _build_result(net, parameters, trainer.losses, trainer.held_out, trainer.step)
 
@@ -775,11 +725,6 @@ def load_checkpoint(net: N, folder: str | Path, *, best: bool = False) -> Traine
     return _build_result(net, parameters, saved.losses, saved.held_out, saved.step)
 
 
-def restore_type(net: object, network: Network) -> Any:
-    """Return a network as a net of the type of another one: a `Network`, or a `BNet` that holds it."""
-    return network if isinstance(net, Network) else cast(Callable[[Network], Any], type(net))(network)
-
-
 def _build_result(
     net: N, parameters: Mapping[str, Tensor], losses: Sequence[float], held_out: Sequence[tuple[int, float]], steps: int
 ) -> Trained[N]:
@@ -799,67 +744,3 @@ def _count_steps(steps: int | None, epochs: int | None, dataset: Dataset) -> int
         expected = "steps=, because data from a function of the step has no epochs"
         raise BNetError("epochs", expected=expected, actual=epochs)
     return check_int("epochs", epochs) * dataset.epoch
-
-
-def _run_steps(trainer: Trainer, dataset: Dataset, held_out: list[Batch], loop: LoopConfig, steps: int) -> None:
-    """Run the remaining steps."""
-    # Step n computes the gradient and loss at the parameters after n - 1 updates, then updates them. A checkpoint of
-    # these parameters is written between the two, when their loss is known to be valid (`due`). So no checkpoint
-    # contains diverged parameters.
-    path = None
-    if loop.checkpoints is not None:
-        path, has_checkpoint = loop.checkpoints.prepare()
-        if has_checkpoint:
-            trainer.restore(path, changeable=loop.checkpoints.changeable)
-        if trainer.step > steps:
-            hint = "Use bnet_transformer.learning.training.load_checkpoint to load the net of the checkpoint"
-            expected = f"at least {trainer.step}, the step of {path}"
-            raise BNetError("steps", expected=expected, actual=steps, hint=hint)
-    trainer.ranks.barrier()
-    bar = loop.progress_bar(trainer.ranks, steps, trainer.step)
-    batch, due, stop = None, False, False  # due: a checkpoint is to be written when the loss of its parameters is known
-    with bar, defer_interrupt() as interrupts:
-        while trainer.step < steps and not stop and not trainer.should_stop_early:
-            batch = dataset(trainer.step)
-            trainer.compute_gradients(trainer.prepare_batch(batch, bool(interrupts)))
-            stop = _drain_losses(trainer, dataset, path, all=path is not None and due)
-            if path is not None and due:
-                trainer.save(path)
-            trainer.update_parameters()
-            bar.update()
-            if not bar.disable and trainer.losses:
-                bar.set_postfix(loss=f"{trainer.losses[-1]:.4f}", refresh=False)
-            stop = stop or (trainer.ranks.world_size == 1 and bool(interrupts))
-            due = loop.is_evaluation_step(trainer.step, steps)
-            if held_out and not stop and due:
-                _drain_losses(trainer, dataset, path, all=True)
-                trainer.evaluate_held_out(held_out)
-        _drain_losses(trainer, dataset, path, all=True)
-        if batch is not None:  # the last parameters are saved if their loss on the last batch is valid
-            loss = trainer.evaluate([batch])
-            if not trainer.config.early_stopping.is_valid(loss):
-                raise _divergence_error(trainer, f"loss {loss:g} on the batch of step {trainer.step}", path)
-            if path is not None:
-                trainer.save(path)
-    if stop:
-        raise KeyboardInterrupt
-
-
-def _drain_losses(trainer: Trainer, dataset: Dataset, path: Path | None, *, all: bool = False) -> bool:
-    """Read the finished losses, or `all`; raise an error for an invalid one. Return True if a process must stop."""
-    stop = False
-    for loss, grad_norm, should_stop in trainer.drain_losses(all=all):
-        trainer.check_possible(loss, dataset, len(trainer.losses))
-        if not trainer.config.early_stopping.is_valid(loss, grad_norm):
-            raise _divergence_error(trainer, f"loss {loss:g} and gradient norm {grad_norm:g}", path)
-        stop = stop or should_stop
-    return stop
-
-
-def _divergence_error(trainer: Trainer, received: str, path: Path | None) -> BNetError:
-    """Create the error of an invalid loss, with the last checkpoint and the remedies."""
-    bound = trainer.config.early_stopping.bound
-    expected = "a finite loss" if bound is None else f"a finite loss of at most {bound:g}"
-    rate = f"a rate= below {trainer.config.optimizer.highest_rate:g}"
-    remedies = f"{rate}, a longer warmup=, clip=1.0, or float32 instead of bfloat16"
-    return divergence_error(len(trainer.losses) + 1, expected, received, remedies, path, trainer.saved_step)

@@ -11,12 +11,15 @@ invariants, matched heads of two fits, alignment of the heads of draws) and `arv
 number of heads.
 """
 
+from bnet_transformer.learning.fit.em import EM, MAP
 from bnet_transformer.learning.fit.heads import Comparison, Heads
+from bnet_transformer.learning.fit.laplace import Laplace
 from bnet_transformer.learning.fit.methods import fit
 from bnet_transformer.learning.fit.model_comparison import ModelComparison, compare, fit_heads
-from bnet_transformer.learning.fit.objective import EM, MAP, NUTS, SVI, Laplace
+from bnet_transformer.learning.fit.nuts import NUTS
 from bnet_transformer.learning.fit.predictive import Check
 from bnet_transformer.learning.fit.result import Fit
+from bnet_transformer.learning.fit.svi import SVI
 
 __all__ = [
     "EM",

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.distributed import DistributedContext
-from bnet_transformer._core.files import compute_digest, derive_seed, wrap_read_errors
+from bnet_transformer._core.checks import check_float, check_int, check_options
+from bnet_transformer._core.files import compute_digest, derive_seed
 from bnet_transformer.data import Batch
 from bnet_transformer.data.batch import send_to_device
 from bnet_transformer.declare import Network
@@ -21,21 +20,48 @@ from bnet_transformer.declare.network import initialize_parameters
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning import checkpoint
-from bnet_transformer.learning.fit.objective import (
-    LOG_EVIDENCE,
-    LOG_POSTERIOR,
-    SVI,
-    FitObjective,
-    FitProblem,
-    IterativeMethod,
-    Method,
-    PointMethod,
-    StepOptions,
-)
+from bnet_transformer.learning.checkpoint import Checkpoint
+from bnet_transformer.learning.fit.curvature import EMExpansion
+from bnet_transformer.learning.fit.objective import LOG_EVIDENCE, LOG_POSTERIOR, FitObjective, FitProblem, Method
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.training import LoopConfig, create_schedule, defer_interrupt
+from bnet_transformer.learning.loop import LoopConfig, Run, run_steps
+from bnet_transformer.learning.training import create_schedule
 
 BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # decay rates of the moments; EPS keeps divisions and logs finite
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterativeMethod(Method):
+    """A method that maximises a bound by Adam steps.
+
+    Args:
+        steps: The number of Adam steps.
+        rate: The peak learning rate.
+        clip: The maximum norm of the gradient; None for no clipping.
+    """
+
+    steps: int = 300
+    rate: float = 0.05
+    clip: float | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self, check_int, "steps")
+        check_options(self, check_float, "rate", "clip", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamSteps(IterativeMethod):
+    """The options of a point method by Adam for one net, without defaults that depend on the net.
+
+    Args:
+        restarts: The number of restarts.
+        inner: The number of Adam steps between two updates of the tables of EM; None if tables follow the gradient.
+        prune: Whether the worse half of the restarts is dropped at 25% and at 50% of the steps.
+    """
+
+    restarts: int = 1
+    inner: int | None = None
+    prune: bool = False
 
 
 @dataclass
@@ -68,9 +94,7 @@ class ParameterSets:
         return {name: value[index].detach().clone() for name, value in self.values.items()}
 
 
-def adam_step(
-    sets: ParameterSets, gradients: Mapping[str, Tensor], step: int, rate: float, clip: float | None
-) -> Tensor:
+def adam_step(sets: ParameterSets, gradients: Mapping[str, Tensor], step: int, rate: float, clip: float | None) -> None:
     """Take one Adam step that increases the objective, independently for each set.
 
     Args:
@@ -79,24 +103,17 @@ def adam_step(
         step: The number of the step, counted from 1.
         rate: The learning rate.
         clip: The maximum gradient norm of a set; None for no clipping.
-
-    Returns:
-        Whether the gradient of each set is finite, `[set]`.
     """
     # Kingma and Ba 2015, algorithm 1, elementwise: the sets do not interact, and one stacked step equals one step of
     # each restart. `torch.optim` would compute one norm for all sets, so one diverged restart would clip or stop all.
-    # A set whose gradient is not finite gets a gradient of 0, and the caller drops it.
-    square = squared_grad_norm(gradients)
-    is_finite = square.isfinite()
-    factor = torch.ones_like(square) if clip is None else (clip / square.sqrt().clamp(min=1e-30)).clamp(max=1.0)
+    # A set whose gradient is not finite is dropped by the caller.
+    factor = None if clip is None else (clip / squared_grad_norm(gradients).sqrt().clamp(min=1e-30)).clamp(max=1.0)
     for name, g in gradients.items():
-        shape = (-1, *[1] * (g.dim() - 1))
-        g = torch.where(is_finite.reshape(shape), g * factor.reshape(shape).to(g.dtype), 0.0)
+        g = g if factor is None else g * factor.reshape(-1, *[1] * (g.dim() - 1)).to(g.dtype)
         m = sets.first_moments[name] = BETA1 * sets.first_moments[name] + (1 - BETA1) * g
         s = sets.second_moments[name] = BETA2 * sets.second_moments[name] + (1 - BETA2) * g.square()
         m, s = m / (1 - BETA1**step), s / (1 - BETA2**step)
         sets.values[name] = sets.values[name] + rate * m / (s.sqrt() + EPS)
-    return is_finite
 
 
 def squared_grad_norm(gradients: Mapping[str, Tensor]) -> Tensor:
@@ -107,9 +124,9 @@ def squared_grad_norm(gradients: Mapping[str, Tensor]) -> Tensor:
 # --------------------------------------------------------------------------------------------------------------------
 # The loop over the steps of several restarts, and `map` and `em` by Adam.
 #
-# A subclass of `RestartOptimizer` defines a step in `advance`. `optimize` runs the steps, with evaluation and
-# checkpoints. A `GradientOptimizer` takes steps of Adam, on minibatches, along the gradient of its `bound_and_grad`:
-# for `map` and `em` the `AdamOptimizer`, if `em.py` does not apply; for `svi` those of `svi.py`.
+# A `RestartOptimizer` is a run of `loop.py`. A `GradientOptimizer` takes steps of Adam, on minibatches, along the
+# gradient of its `bound_and_grad`: for `map` and `em` the `AdamOptimizer`, if `em.py` does not apply; for `svi` those
+# of `svi.py`.
 
 TRAINING_SENTENCES = "the training sentences"
 DEFAULT_BATCH_SIZE = 256  # sentences of a minibatch, if the caller gives none
@@ -141,66 +158,59 @@ def init_restarts(
     return ParameterSets.create({name: torch.stack([s[name].detach().to(device) for s in sets]) for name in names})
 
 
-class RestartOptimizer(ABC):
+class RestartOptimizer(Run):
     """The state of a fit: the parameters of all active restarts, their scores, and the best parameters so far.
 
     Args:
         problem: The fit problem.
-        method: The options of the steps.
+        steps: The number of steps.
+        restarts: The number of restarts.
+        prune: Whether the worse half of the restarts is dropped at 25% and at 50% of the steps.
     """
 
     has_summed_choices: ClassVar[bool] = True
+    is_comparable: bool = True  # whether the bounds of all steps are those of one objective
+    remedies = "another seed=, or data and weights of a smaller scale"  # the options that may help a diverged fit
 
-    def __init__(self, problem: FitProblem, method: IterativeMethod | StepOptions) -> None:
+    def __init__(self, problem: FitProblem, steps: int, restarts: int = 1, prune: bool = False) -> None:
         self.objective = objective = problem.objective
-        self.corpus = corpus = problem.corpus
-        self.ranks = ranks = problem.ranks
-        self.method, self.seed = method, problem.seed
-        self.restarts = method.restarts if isinstance(method, StepOptions) else 1
-        self.pruning_steps = method.pruning_steps if isinstance(method, StepOptions) else ()
-        self.validation = corpus if problem.held_out is None else problem.held_out
+        self.network, self.corpus, self.ranks, self.seed = (
+            objective.network,
+            problem.corpus,
+            problem.ranks,
+            problem.seed,
+        )
+        self.steps, self.restarts = steps, restarts
+        # Successive halving (Jamieson and Talwalkar 2016) with two rungs. Restarts that end in a poor local optimum are
+        # usually behind early, so the remaining steps are spent on the better half.
+        self.extra_evaluations = (steps // 4, steps // 2) if prune and restarts > 2 else ()
+        self.validation = self.corpus if problem.held_out is None else problem.held_out
         self.settings = {**problem.settings, "judged_by": self.criterion}
-        self.sets = init_restarts(objective.network, objective.learned.names, self.restarts, self.seed, ranks.device)
-        self.step = 0  # the number of completed steps
+        self.sets = init_restarts(self.network, objective.learned.names, restarts, self.seed, self.ranks.device)
         self.bounds: list[float] = []
         self.measured: list[tuple[int, int, float]] = []
         self.best: tuple[float, int, dict[str, Tensor]] = (-math.inf, 0, self.sets.get(0))
-        self.checkpoint_path: Path | None = None  # where checkpoints are written
-        self.saved_step: int | None = None  # the step of the checkpoint on disk
-        self.corpus_parts = self.split_full_pass(corpus)
+        self.corpus_parts = self.split_full_pass(self.corpus)
         held_out = problem.held_out
         self.validation_parts = self.corpus_parts if held_out is None else self.split_full_pass(held_out)
         for part in (*self.corpus_parts, *self.validation_parts) if self.has_summed_choices else ():
             objective.cache_factors(part)
-        batch = len(corpus) if objective.has_corpus_choice else problem.batch or DEFAULT_BATCH_SIZE
-        self.batch_size = min(batch, len(corpus))
+        batch = len(self.corpus) if objective.has_corpus_choice else problem.batch or DEFAULT_BATCH_SIZE
+        self.batch_size = min(batch, len(self.corpus))
 
-    @abstractmethod
-    def advance(self) -> None:
-        """Take one step of every restart, append the best bound to `bounds`, and drop the restarts that diverged.
-
-        Raises:
-            BNetError: If no restart remains.
-        """
-
-    @property
-    def is_converged(self) -> bool:
-        """True if no further step is needed."""
-        return False
-
-    def check_last_step(self) -> None:
-        """Raise an error if the parameters after the last step are valid for no restart."""
-        return
+    def describe(self) -> Mapping[str, object]:
+        """Return what the progress bar shows."""
+        return {"bound": f"{self.bounds[-1]:.4f}", "restarts": len(self.sets.restart_ids)}
 
     def valid_bounds(self, bound: Tensor) -> Tensor:
         """Return whether each bound is finite, of positive probability, and not far below the start, `[set]`."""
         is_valid = bound.isfinite() & (bound > LOG_ZERO / 2 / len(self.corpus))
-        if not self.bounds or (isinstance(self.method, SVI) and self.method.anneal is not None):
+        if not self.bounds or not self.is_comparable:
             return is_valid
         start = self.bounds[0]
         return is_valid & (bound > start - DIVERGENCE_FACTOR * (1 + abs(start)))
 
-    def divergence_error(self, received: str) -> BNetError:
+    def create_error(self, received: str) -> BNetError:
         """Create the error of a fit that diverged, with the last checkpoint and the remedies.
 
         Raises:
@@ -208,14 +218,10 @@ class RestartOptimizer(ABC):
         """
         if self.has_summed_choices:
             self.objective.check_possible(self.corpus)
-        step, expected = len(self.bounds) + 1, "a finite bound, not far below its start"
         remedies = f"{self.remedies}, or a prior (spread=)"
-        return checkpoint.divergence_error(step, expected, received, remedies, self.checkpoint_path, self.saved_step)
-
-    @property
-    def remedies(self) -> str:
-        """The options that may help a fit that diverged."""
-        return "another seed=, or data and weights of a smaller scale"
+        return self.divergence_error(
+            "a finite bound, not far below its start", received, remedies, len(self.bounds) + 1
+        )
 
     @property
     def criterion(self) -> str:
@@ -251,20 +257,18 @@ class RestartOptimizer(ABC):
                 self.best = score, restart, self.sets.get(i)
         return scores
 
-    def evaluate_restarts(self) -> None:
-        """Score every restart and keep the best parameters. At a pruning step, drop the worse half."""
-        # Successive halving (Jamieson and Talwalkar 2016): half of the restarts, rounded up, continue.
+    def evaluate(self) -> None:
+        """Score every restart and keep the best parameters. At a pruning step, drop the worse half, rounded down."""
         scores = self.update_best()
         self.measured += [(self.step, k, score) for k, score in zip(self.sets.restart_ids, scores, strict=True)]
-        if self.step in self.pruning_steps:
+        if self.step in self.extra_evaluations:
             order = sorted(range(len(scores)), key=lambda i: -scores[i])
             self.sets.select(sorted(order[: -(-len(order) // 2)]))
 
-    def snapshot(self) -> checkpoint.Checkpoint:
+    def snapshot(self) -> Checkpoint:
         """Create a checkpoint of the current state."""
-        network, (score, restart, best) = self.objective.network, self.best
-        tensors = {f"net/{name}": value for name, value in network.parameters.items()}
-        tensors |= {f"net/{name}": value for name, value in best.items() if name in network.parameters}
+        score, restart, best = self.best
+        tensors = {f"net/{name}": value for name, value in best.items() if name in self.network.parameters}
         parts = {
             "best": best,
             "all": self.sets.values,
@@ -275,48 +279,42 @@ class RestartOptimizer(ABC):
         tensors["story/who"] = torch.tensor(self.sets.restart_ids)
         tensors["story/best"] = torch.tensor([score, restart], dtype=torch.float64)
         tensors["story/measured"] = torch.tensor(self.measured, dtype=torch.float64).reshape(-1, 3)
-        return checkpoint.Checkpoint(self.step, tensors, tuple(self.bounds), (), self.settings)
+        return Checkpoint(self.step, tensors, tuple(self.bounds), (), self.settings)
 
-    def save(self, state: checkpoint.Checkpoint) -> None:
-        """Write a checkpoint. Call it only when the bound of its parameters is known to be valid."""
-        assert self.checkpoint_path is not None
-        if self.ranks.is_main_process:
-            checkpoint.write_checkpoint(self.checkpoint_path, self.objective.network, state)
-        self.saved_step = state.step
-        self.ranks.barrier()
-
-    def restore(self, path: Path, changeable: Collection[str] = ()) -> None:
-        """Load the state of a checkpoint. The `changeable` settings may differ from the settings in it."""
-        state = checkpoint.read_checkpoint(path, self.objective.network)
-        checkpoint.check_settings(path, state, self.settings, changeable)
-        with wrap_read_errors(path, checkpoint.EXPECTED):
-            story, device = state.get_tensors("story"), self.ranks.device
-            ids = [int(k) for k in story["who"]]
-            if not ids or not {*ids} <= {*range(self.restarts)}:
-                raise BNetError("restarts", expected=f"indices of restarts below {self.restarts}", actual=ids)
-            form = {name: value[:1].expand(len(ids), *value.shape[1:]) for name, value in self.sets.values.items()}
-            parts = [state.get_tensors(name) for name in ("all", "first", "second")]
-            for part in parts:
-                checkpoint.check_shapes_and_dtypes(part, form)
-            best = state.get_tensors("best")
-            checkpoint.check_shapes_and_dtypes(best, {name: value[0] for name, value in form.items()})
-            values, first, second = ({k: v.to(device) for k, v in part.items()} for part in parts)
-            self.sets = ParameterSets(values, first, second, ids)
-            self.bounds, self.saved_step, self.step = list(state.losses), state.step, state.step
-            self.measured = [(int(step), int(k), score) for step, k, score in story["measured"].tolist()]
-            score, restart = story["best"].tolist()
-            self.best = score, int(restart), {name: value.to(device) for name, value in best.items()}
+    def restore(self, saved: Checkpoint) -> None:
+        """Load the state of a checkpoint."""
+        story, device = saved.get_tensors("story"), self.ranks.device
+        ids = [int(k) for k in story["who"]]
+        if not ids or not {*ids} <= {*range(self.restarts)}:
+            raise BNetError("restarts", expected=f"indices of restarts below {self.restarts}", actual=ids)
+        form = {name: value[:1].expand(len(ids), *value.shape[1:]) for name, value in self.sets.values.items()}
+        parts = [saved.get_tensors(name) for name in ("all", "first", "second")]
+        for part in parts:
+            checkpoint.check_shapes_and_dtypes(part, form)
+        best = saved.get_tensors("best")
+        checkpoint.check_shapes_and_dtypes(best, {name: value[0] for name, value in form.items()})
+        values, first, second = ({k: v.to(device) for k, v in part.items()} for part in parts)
+        self.sets = ParameterSets(values, first, second, ids)
+        self.bounds = list(saved.losses)
+        self.measured = [(int(step), int(k), score) for step, k, score in story["measured"].tolist()]
+        score, restart = story["best"].tolist()
+        self.best = score, int(restart), {name: value.to(device) for name, value in best.items()}
 
 
 class GradientOptimizer(RestartOptimizer):
-    """An optimizer whose steps follow a gradient by Adam."""
+    """An optimizer whose steps follow a gradient by Adam.
 
-    def __init__(self, problem: FitProblem, method: IterativeMethod | StepOptions) -> None:
-        super().__init__(problem, method)
+    Attributes:
+        values: The parameters at which the gradient of the current step is computed.
+    """
+
+    def __init__(self, problem: FitProblem, method: IterativeMethod, restarts: int = 1, prune: bool = False) -> None:
+        super().__init__(problem, method.steps, restarts, prune)
+        self.method = method
         self.schedule = create_schedule("cosine", method.rate, max(1, method.steps // 20), method.steps, None)
 
     @property
-    def remedies(self) -> str:
+    def remedies(self) -> str:  # type: ignore[override]
         """The options that may help a fit that diverged."""
         return f"a rate= below {self.schedule(len(self.bounds) + 1):g}, clip=1.0"
 
@@ -328,8 +326,8 @@ class GradientOptimizer(RestartOptimizer):
             step: The index of the step, from 0; it determines the minibatch and the seed of random draws.
 
         Returns:
-            The bounds, and the gradient by parameter. The gradient is empty if the step set the parameters in closed
-            form.
+            The bounds, and the gradient by parameter. A function that sets parameters in closed form replaces them in
+            `values`.
         """
 
     def minibatch_indices(self, step: int) -> Tensor | None:
@@ -342,89 +340,40 @@ class GradientOptimizer(RestartOptimizer):
         order = torch.randperm(count, generator=generator)
         return send_to_device(order[i * size : (i + 1) * size].clone(), self.ranks.device)
 
-    def advance(self) -> None:
-        """Take one step of every restart, and drop the restarts that diverged.
+    def compute(self, is_interrupted: bool, is_due: bool) -> None:
+        """Compute the bound and the gradient of every restart, and find the restarts that diverged.
 
         A restart diverged if its bound or gradient is not finite, or its bound is far below its start.
 
         Raises:
-            BNetError: If no restart remains.
+            BNetError: If all restarts diverged.
         """
-        bound, gradient = self.bound_and_grad(self.step)
-        is_valid = self.valid_bounds(bound)
-        if gradient:
-            number = self.step + 1
-            is_valid = is_valid & adam_step(self.sets, gradient, number, self.schedule(number), self.method.clip)
-        live = is_valid.nonzero()[:, 0].tolist()
-        if not live:
-            raise self.divergence_error(f"a bound of {float(bound.max()):g}")
-        self.bounds.append(float(bound[live].max()))
-        if len(live) < len(bound):
-            self.sets.select(live)
+        self.values = dict(self.sets.values)
+        self.bound, self.gradient = self.bound_and_grad(self.step)
+        is_valid = self.valid_bounds(self.bound)
+        if self.gradient:
+            is_valid = is_valid & squared_grad_norm(self.gradient).isfinite()
+        self.live = is_valid.nonzero()[:, 0].tolist()
+        if not self.live:
+            raise self.create_error(f"a bound of {float(self.bound.max()):g}")
+
+    def update(self) -> None:
+        """Take one step of every restart, and drop the restarts that diverged."""
+        self.sets.values = self.values
+        self.bounds.append(float(self.bound[self.live].max()))
         self.step += 1
-
-    def check_last_step(self) -> None:
-        """Compute the next step without taking it, and raise an error if it is valid for no restart.
-
-        A bound is computed before its step changes the parameters, so only this function checks the last step.
-        """
-        before = self.sets
-        self.sets = replace(before, values=dict(before.values))
-        bound, gradient = self.bound_and_grad(self.step)
-        self.sets = before
-        is_valid = self.valid_bounds(bound)
-        if not bool((is_valid & squared_grad_norm(gradient).isfinite() if gradient else is_valid).any()):
-            raise self.divergence_error("parameters without a finite bound after the last step")
+        if self.gradient:
+            adam_step(self.sets, self.gradient, self.step, self.schedule(self.step), self.method.clip)
+        if len(self.live) < len(self.bound):
+            self.sets.select(self.live)
 
 
 def optimize(optimizer: RestartOptimizer, loop: LoopConfig) -> bool:
-    """Run the remaining steps, with evaluation and checkpoints.
-
-    A checkpoint is written only when the next bound has shown that its parameters are valid.
-
-    Args:
-        optimizer: The restarts. An existing checkpoint replaces their state.
-        loop: When to evaluate and save.
-
-    Returns:
-        False if Ctrl-C ended the run early.
-
-    Raises:
-        BNetError: If every restart diverged.
-        FileError: If there is a checkpoint and the run does not resume.
-    """
-    if loop.checkpoints is not None:
-        optimizer.checkpoint_path, has_checkpoint = loop.checkpoints.prepare()
-        if has_checkpoint:
-            optimizer.restore(optimizer.checkpoint_path, loop.checkpoints.changeable)
-    optimizer.ranks.barrier()
-    steps, start, stop = optimizer.method.steps, optimizer.step, False
-    pending: checkpoint.Checkpoint | None = None
-    with loop.progress_bar(optimizer.ranks, steps, optimizer.step) as bar, defer_interrupt() as interrupts:
-        while optimizer.step < steps and not stop and not optimizer.is_converged:
-            optimizer.advance()
-            stop = optimizer.ranks.any(bool(interrupts))
-            is_due = loop.is_evaluation_step(optimizer.step, steps) or optimizer.step in optimizer.pruning_steps
-            is_due = is_due or optimizer.is_converged
-            if pending is not None:
-                optimizer.save(pending)
-                pending = None
-            bar.update()
-            bar.set_postfix(
-                bound=f"{optimizer.bounds[-1]:.4f}", restarts=len(optimizer.sets.restart_ids), refresh=False
-            )
-            if is_due:
-                optimizer.evaluate_restarts()
-            if optimizer.checkpoint_path is not None and (is_due or stop):
-                pending = optimizer.snapshot()
-            if stop and not is_due:
-                optimizer.evaluate_restarts()  # after the checkpoint, so a resumed fit equals an uninterrupted one
-        bar.refresh()  # so that a short fit also shows its last state
-        if optimizer.step > start:
-            optimizer.check_last_step()
-        if pending is not None:
-            optimizer.save(pending)
-    return not stop
+    """Run the remaining steps of `run_steps`; return False if Ctrl-C ended the run early. Then score its end too."""
+    is_complete = run_steps(optimizer, loop)
+    if not optimizer.measured or optimizer.measured[-1][0] < optimizer.step:
+        optimizer.evaluate()
+    return is_complete
 
 
 class AdamOptimizer(GradientOptimizer):
@@ -435,7 +384,11 @@ class AdamOptimizer(GradientOptimizer):
     all sentences.
     """
 
-    method: StepOptions
+    method: AdamSteps
+
+    def __init__(self, problem: FitProblem, method: AdamSteps) -> None:
+        super().__init__(problem, method, method.restarts, method.prune)
+        self.expand = EMExpansion(self.objective, self.corpus_parts, self.ranks, weights=())
 
     def bound_and_grad(self, step: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Run the M step if it is due, then return the bound of each restart and its gradient.
@@ -447,14 +400,14 @@ class AdamOptimizer(GradientOptimizer):
         """
         objective, ranks, inner = self.objective, self.ranks, self.method.inner
         if inner is not None and step % inner == 0:
-            prior = objective.log_prior(self.sets.values)
-            evidence = m_step(objective, self.sets, self.corpus_parts, ranks)
+            expansion = self.expand(self.values)
+            self.values |= update_tables(objective, self.values, expansion.counts)
             if not objective.learned.weights:
-                return (evidence + prior) / len(self.corpus), {}
+                return expansion.log_density / len(self.corpus), {}
         indices = self.minibatch_indices(step)
         part = self.corpus if indices is None else self.corpus.take(indices)
         size, shard = len(part), ranks.shard(part)
-        leaves = {name: value.detach().requires_grad_() for name, value in self.sets.values.items()}
+        leaves = {name: value.detach().requires_grad_() for name, value in self.values.items()}
         bound = objective.log_prior(leaves) / len(self.corpus) / ranks.world_size
         if len(shard):
             bound = bound + objective.log_evidences(leaves, shard).sum(1) / size
@@ -463,29 +416,6 @@ class AdamOptimizer(GradientOptimizer):
         gradients = torch.autograd.grad(bound.sum(), [*open_.values()], allow_unused=True, materialize_grads=True)
         reduced = {name: ranks.all_reduce(g) for name, g in zip(open_, gradients, strict=True)}
         return ranks.all_reduce(bound.detach()), reduced
-
-
-def m_step(objective: FitObjective, sets: ParameterSets, parts: list[Batch], ranks: DistributedContext) -> Tensor:
-    """Run the E step, and the M step of the tables of choices in closed form.
-
-    Args:
-        objective: The log evidence; its expected counts are the E step.
-        sets: The parameters of each restart; the function replaces their tables.
-        parts: All sentences; under torchrun the shard of this process.
-        ranks: The processes.
-
-    Returns:
-        The log evidence of all sentences before the step, `[set]`.
-    """
-    totals = {name: torch.zeros_like(sets.values[name]) for name in sorted(objective.learned.tables)}
-    bound = torch.zeros(len(sets.restart_ids), dtype=objective.network.dtype, device=ranks.device)
-    for part in parts:
-        counts, evidence = torch.vmap(lambda values, part=part: objective.expected_counts(values, part))(sets.values)
-        bound = bound + evidence
-        for name, count in counts.items():
-            totals[name] = totals[name] + count
-    sets.values |= update_tables(objective, sets.values, {k: ranks.all_reduce(count) for k, count in totals.items()})
-    return ranks.all_reduce(bound)
 
 
 def update_tables(
@@ -511,7 +441,7 @@ def update_tables(
     return tables
 
 
-def fit_by_adam(problem: FitProblem, method: PointMethod, options: StepOptions) -> Fit[Network]:
+def fit_by_adam(problem: FitProblem, method: Method, options: AdamSteps) -> Fit[Network]:
     """Fit by Adam: all restarts on the training sentences, then the best restart on all sentences.
 
     Args:
@@ -556,7 +486,7 @@ def to_network_devices(network: Network, values: Mapping[str, Tensor]) -> dict[s
     return {name: value.to(network.parameters[name]) for name, value in values.items()}
 
 
-def _split_validation(problem: FitProblem, options: StepOptions) -> tuple[FitProblem, str]:
+def _split_validation(problem: FitProblem, options: AdamSteps) -> tuple[FitProblem, str]:
     """Return the problem with validation sentences that choose among restarts, and a description of them.
 
     One restart, and nets with a selector of the corpus, are scored on the training sentences.
@@ -574,7 +504,7 @@ def _split_validation(problem: FitProblem, options: StepOptions) -> tuple[FitPro
 
 
 def _continue_on_all(
-    problem: FitProblem, options: StepOptions, best: Mapping[str, Tensor]
+    problem: FitProblem, options: AdamSteps, best: Mapping[str, Tensor]
 ) -> tuple[RestartOptimizer, bool]:
     """Continue from the best restart on all sentences, for 25% of the steps and at a lower learning rate."""
     objective, ranks = problem.objective, problem.ranks
@@ -595,5 +525,5 @@ def _continue_on_all(
                 if saved.get("parameters") != settings["parameters"]:
                     path.unlink()
         ranks.barrier()
-        optimizer.evaluate_restarts()  # the initial parameters may be better than those after the steps
+        optimizer.evaluate()  # the initial parameters may be better than those after the steps
         return optimizer, optimize(optimizer, loop)

@@ -454,11 +454,18 @@ class EMExpansion:
         objective: The log evidence and the log prior.
         parts: The sentences of this process, in parts that are evaluated together.
         ranks: The processes that share the sentences.
+        weights: The weights in which the density is expanded; by default the learned ones.
     """
 
-    def __init__(self, objective: FitObjective, parts: Sequence[Batch], ranks: DistributedContext) -> None:
+    def __init__(
+        self,
+        objective: FitObjective,
+        parts: Sequence[Batch],
+        ranks: DistributedContext,
+        weights: Sequence[str] | None = None,
+    ) -> None:
         self.objective, self.parts, self.ranks = objective, parts, ranks
-        self.learned = objective.learned
+        self.weights = objective.learned.weights if weights is None else weights
         self._sites: dict[int, list[_Site]] = {}
 
     def compute_blocks(
@@ -474,7 +481,7 @@ class EMExpansion:
         Returns:
             The blocks.
         """
-        layout = FlatLayout.create(sets, self.learned.weights)
+        layout = FlatLayout.create(sets, self.weights)
         flat = layout.flatten(sets).detach().requires_grad_()
         totals = [flat.new_zeros(len(flat), *group.index.shape, group.index.shape[1]) for group in groups]
         with sdpa_kernel(SDPBackend.MATH):
@@ -497,15 +504,15 @@ class EMExpansion:
         Returns:
             The expansion; with a tilt, that of the tilted density.
         """
-        layout = FlatLayout.create(sets, self.learned.weights)
-        flat = layout.flatten(sets).detach().requires_grad_() if self.learned.weights else None
+        layout = FlatLayout.create(sets, self.weights)
+        flat = layout.flatten(sets).detach().requires_grad_() if self.weights else None
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
             graphs = [self._expand_part(n, part, sets, flat, layout, tilt) for n, part in enumerate(self.parts)]
         first = next(iter(sets.values()))
         evidence = self.ranks.all_reduce(sum((g.evidence for g in graphs), first.new_zeros(len(first))))
         counts = {
             name: self.ranks.all_reduce(sum((g.counts[name] for g in graphs), torch.zeros_like(sets[name])))
-            for name in sorted(self.learned.tables)
+            for name in sorted(self.objective.learned.tables)
         }
         log_prior, prior = expand_function(self.objective.log_prior, sets, layout)
         model = None if flat is None else self._build_model(graphs, flat, layout, prior)
@@ -540,12 +547,11 @@ class EMExpansion:
         if number not in self._sites:
             self._sites[number] = self._find_sites(part, sets)
         sites, objective, like = self._sites[number], self.objective, next(iter(sets.values()))
-        tables = {name: sets[name].detach() for name in self.learned.tables}
         # The derivative of the log evidence by the log of a factor is the posterior probability of its states, and by
         # the log probability of a table entry its expected count (Darwiche 2003): zeros that are added to both are the
         # inputs of one backward pass, which is the E step. By Fisher's identity, the gradient of the log evidence by
         # the weights is that of the expected complete-data density.
-        count_zeros = {name: torch.zeros_like(table).requires_grad_() for name, table in tables.items()}
+        count_zeros = {name: torch.zeros_like(sets[name]).requires_grad_() for name in objective.learned.tables}
         site_zeros = [like.new_zeros(len(like), *site.table_shape).requires_grad_() for site in sites]
 
         def evaluate(
@@ -570,7 +576,8 @@ class EMExpansion:
 
             return objective.evaluate(parameters, part, fn, defer=not sites)
 
-        parameters = tables | ({} if flat is None else layout.unflatten(flat))
+        parameters = {name: value.detach() for name, value in sets.items()}
+        parameters |= {} if flat is None else layout.unflatten(flat)
         log_weights = None if tilt is None else tilt.log_weights[number]
         in_dims = (0, 0, 0, None if log_weights is None else 0)
         evidence, predictions = torch.vmap(evaluate, in_dims)(parameters, count_zeros, site_zeros, log_weights)
@@ -589,9 +596,9 @@ class EMExpansion:
 
     def _find_sites(self, part: Batch, sets: Mapping[str, Tensor]) -> list[_Site]:
         """Find the factors whose distribution may depend on the learned weights, with the shapes of their tables."""
-        if not self.learned.weights:
+        if not self.weights:
             return []
-        weighted, network = {name.rpartition(".")[0] for name in self.learned.weights}, self.objective.network
+        weighted, network = {name.rpartition(".")[0] for name in self.weights}, self.objective.network
 
         def fn(state: ExecutionState, factors: list[Factor]) -> list[_Site]:
             sites = []

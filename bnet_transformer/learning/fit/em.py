@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from bnet_transformer._core.files import derive_seed, wrap_read_errors
+from bnet_transformer._core.checks import check_choice, check_float, check_int, check_options
+from bnet_transformer._core.files import derive_seed
 from bnet_transformer.compiler.gather import ExecutionState
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.elimination import eliminate_choices, get_batch_size, get_full_shape
 from bnet_transformer.inference.factors import LOG_ZERO, Factor
-from bnet_transformer.learning import checkpoint
+from bnet_transformer.learning.checkpoint import Checkpoint
 from bnet_transformer.learning.fit.adam import (
     TRAINING_SENTENCES,
+    AdamSteps,
     ParameterSets,
     RestartOptimizer,
     build_fit,
@@ -48,16 +49,116 @@ from bnet_transformer.learning.fit.curvature import (
 )
 from bnet_transformer.learning.fit.diagnostics import describe_parameters
 from bnet_transformer.learning.fit.heads import find_selectors, head_dims
-from bnet_transformer.learning.fit.objective import (
-    EM,
-    FitProblem,
-    PointMethod,
-    StepOptions,
-    check_full_batch,
-    to_float64,
-)
+from bnet_transformer.learning.fit.objective import FitProblem, Method, check_full_batch, to_float64
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.training import defer_interrupt
+from bnet_transformer.learning.loop import defer_interrupt
+
+# --------------------------------------------------------------------------------------------------------------------
+# The options of `map` and `em`.
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointMethod(Method):
+    """A method whose result is the best of several restarts, which are computed as one batched dim.
+
+    Args:
+        restarts: The number of restarts; None for 4 with second-order steps and latent choices, else 1.
+        optimizer: `"second-order"` or `"first-order"`; `"auto"` chooses.
+        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps.
+        rate: The peak learning rate of Adam; None for 0.05.
+        clip: The maximum norm of the gradient of Adam; None for no clipping.
+        prune: Whether first-order steps drop the worse half of the restarts at 25% and at 50% of the steps.
+    """
+
+    is_point: ClassVar[bool] = True
+    gradient_options: ClassVar[tuple[str, ...]] = ("rate", "clip")  # they apply to gradient steps only
+
+    restarts: int | None = None
+    optimizer: str = "auto"
+    steps: int | None = None
+    rate: float | None = None
+    clip: float | None = None
+    prune: bool = True
+
+    def __post_init__(self) -> None:
+        check_options(self, check_int, "restarts", "steps")
+        check_options(self, check_float, "rate", "clip", above=0)
+        check_choice("optimizer", self.optimizer, ("auto", "second-order", "first-order"))
+        check_choice("prune", self.prune, (True, False))
+        if self.optimizer == "second-order":
+            for option in self.gradient_options:
+                if getattr(self, option) is not None:
+                    expected = f"no such option with optimizer={self.optimizer!r}, which has no learning rate"
+                    raise BNetError(option, expected=expected, actual=getattr(self, option))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAP(PointMethod):
+    """The maximum of the posterior density.
+
+    Args:
+        restarts: The number of restarts, which are computed together; None for 4 with second-order steps and latent
+            choices, else 1. The first starts at the parameters of the net, the others at random parameters.
+        optimizer: `"second-order"`: the algorithm of `bt.EM`, in float64. `"first-order"`: Adam on the log evidence
+            plus the log prior, in minibatches. `"auto"` is second order, unless an option of Adam is given, `batch` is
+            smaller than the data, or the net is not covered (`f.notes` gives the reason).
+        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps. Rounds of
+            moves and final steps after second-order steps are in proportion: 10 and 100 with 40 steps.
+        rate: The peak learning rate of Adam; None for 0.05. It rises during the first 5% of the steps and decays to 0
+            as a cosine.
+        clip: The maximum norm of the gradient of Adam; None for no clipping.
+        prune: Whether first-order steps drop the worse half of the restarts at 25% and again at 50% of the steps.
+            Second-order steps drop a restart only if its predicted maximum is not above that of another one.
+
+    Raises:
+        BNetError: If an option is out of range, or does not apply to the optimizer.
+
+    >>> import bnet_transformer as bt
+    >>> bt.MAP(restarts=4).optimizer
+    'auto'
+    """
+
+    name: ClassVar[str] = "map"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EM(PointMethod):
+    """Expectation maximisation: exact responsibilities, closed-form updates of tables, and steps of the weights.
+
+    Args:
+        restarts: The number of restarts, which are computed together; None for 4 with second-order steps and latent
+            choices, else 1. The first starts at the parameters of the net, the others at random parameters.
+        optimizer: `"second-order"`: a damped Gauss-Newton step of the weights in each iteration, Newton steps at the
+            end, and split-and-merge moves of heads, on all sentences, in float64. `"first-order"`: `inner` steps of
+            Adam between two updates of the tables; plain EM if no weights are learned. `"auto"` is second order, unless
+            an option of Adam is given, `batch` is smaller than the data, or the net is not covered (`f.notes` gives the
+            reason).
+        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps. Rounds of
+            moves and final steps after second-order steps are in proportion: 10 and 100 with 40 steps.
+        rate: The peak learning rate of Adam; None for 0.05. It rises during the first 5% of the steps and decays to 0
+            as a cosine.
+        clip: The maximum norm of the gradient of Adam; None for no clipping.
+        prune: Whether first-order steps drop the worse half of the restarts at 25% and again at 50% of the steps.
+            Second-order steps drop a restart only if its predicted maximum is not above that of another one.
+        inner: The number of Adam steps of the weights between two updates of the tables; None for 10.
+
+    Raises:
+        BNetError: If an option is out of range, or does not apply to the optimizer.
+
+    >>> import bnet_transformer as bt
+    >>> bt.EM(inner=5).settings["method"]
+    'em'
+    """
+
+    name: ClassVar[str] = "em"
+    gradient_options: ClassVar[tuple[str, ...]] = ("rate", "clip", "inner")
+
+    inner: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_options(self, check_int, "inner")
+
 
 # --------------------------------------------------------------------------------------------------------------------
 # The steps: EM with a Gauss-Newton M step, and Newton steps.
@@ -92,8 +193,8 @@ class SecondOrderOptimizer(RestartOptimizer):
     A restart that is stationary, or that cannot reach the density of another one, takes no further steps.
     """
 
-    def __init__(self, problem: FitProblem, options: StepOptions) -> None:
-        super().__init__(problem, replace(options, prune=False))
+    def __init__(self, problem: FitProblem, steps: int, restarts: int = 1) -> None:
+        super().__init__(problem, steps, restarts)
         self.is_started = False
         self._reset(self.corpus)
 
@@ -117,21 +218,33 @@ class SecondOrderOptimizer(RestartOptimizer):
         self.solver = PreconditionedSolver(self.objective, corpus, self.split_full_pass, self.sets.values, self.ranks)
 
     @property
-    def is_converged(self) -> bool:
+    def is_finished(self) -> bool:
         """True if every restart is stationary, or cannot win; or one is left, near its maximum."""
         return {*self.sets.restart_ids} <= {*self.done} or (
             self.is_close_to_maximum and len(self.sets.restart_ids) == 1 < self.restarts
         )
 
-    def advance(self) -> None:
-        """Take one iteration of every restart.
+    def compute(self, is_interrupted: bool, is_due: bool) -> None:
+        """Before the first step, drop the restarts whose density is not finite, and take EM iterations on a sample.
 
-        Raises:
-            BNetError: If no restart has a finite density.
-            EvidenceError: The sentences are impossible in the net.
+        Later steps compute the density of the parameters to which they move.
         """
-        if not self.is_started:
-            self._start()
+        if self.is_started:
+            return
+        self.is_started = True
+        density = self.compute_log_density(self.sets.values)
+        live = self.valid_bounds(density / len(self.corpus)).nonzero()[:, 0].tolist()
+        if not live:
+            raise self.create_error(f"a bound of {float(density.max()):g}")
+        self.select(live)
+        if self.steps >= WARM_STEPS and (sample := self.draw_sample("sample")) is not None:
+            warm = self.fork(self.sets.values, sample)
+            for _ in range(WARM_STEPS):
+                warm.em_step()
+            self.sets.values = warm.sets.values
+
+    def update(self) -> None:
+        """Take one iteration of every restart."""
         restarts = list(self.sets.restart_ids)
         is_newton = self.step % (1 if self.is_close_to_maximum else NEWTON_INTERVAL) == 0 and self.step > 0
         log_density = self.newton_step() if is_newton else self.em_step()
@@ -158,20 +271,6 @@ class SecondOrderOptimizer(RestartOptimizer):
             for values in (self.log_density, self._gains)
         )
         self._stop_restarts(density + patience * gain < target, density)
-
-    def _start(self) -> None:
-        """Drop the restarts whose first density is not finite, and take the first EM iterations on a sample."""
-        self.is_started = True
-        density = self.compute_log_density(self.sets.values)
-        live = self.valid_bounds(density / len(self.corpus)).nonzero()[:, 0].tolist()
-        if not live:
-            raise self.divergence_error(f"a bound of {float(density.max()):g}")
-        self.select(live)
-        if self.method.steps >= WARM_STEPS and (sample := self.draw_sample("sample")) is not None:
-            warm = self.fork(self.sets.values, sample)
-            for _ in range(WARM_STEPS):
-                warm.em_step()
-            self.sets.values = warm.sets.values
 
     def draw_sample(self, *labels: str | int) -> Batch | None:
         """Draw sentences for the first iterations. None if most sentences are necessary.
@@ -203,7 +302,7 @@ class SecondOrderOptimizer(RestartOptimizer):
             "gains": self._gains,
         }
 
-    def snapshot(self) -> checkpoint.Checkpoint:
+    def snapshot(self) -> Checkpoint:
         """Create a checkpoint of the current state."""
         state = super().snapshot()
         tensors = dict(state.tensors)
@@ -214,20 +313,18 @@ class SecondOrderOptimizer(RestartOptimizer):
             tensors[f"second_order/{name}"] = torch.tensor(list(values.items()), dtype=torch.float64).reshape(-1, 2)
         return replace(state, tensors=tensors)
 
-    def restore(self, path: Path, changeable: Collection[str] = ()) -> None:
-        """Load the state of a checkpoint. The `changeable` settings may differ from the settings in it."""
-        super().restore(path, changeable)
-        state = checkpoint.read_checkpoint(path, self.objective.network)
-        with wrap_read_errors(path, checkpoint.EXPECTED):
-            saved = state.get_tensors("second_order")
-            self.damping = saved["damping"].to(self.damping)
-            is_close_to_maximum, self.reached = saved["search"].tolist()
-            self.is_close_to_maximum, self.is_started = bool(is_close_to_maximum), True
-            for name, values in self._histories.items():
-                values.clear()
-                values.update({int(k): value for k, value in saved[name].tolist()})
-            self._expansion = None
-            self.solver.restore(saved, self.damping)
+    def restore(self, saved: Checkpoint) -> None:
+        """Load the state of a checkpoint."""
+        super().restore(saved)
+        tensors = saved.get_tensors("second_order")
+        self.damping = tensors["damping"].to(self.damping)
+        is_close_to_maximum, self.reached = tensors["search"].tolist()
+        self.is_close_to_maximum, self.is_started = bool(is_close_to_maximum), True
+        for name, values in self._histories.items():
+            values.clear()
+            values.update({int(k): value for k, value in tensors[name].tolist()})
+        self._expansion = None
+        self.solver.restore(tensors, self.damping)
 
     def em_step(self, tilt: Tilt | None = None) -> Tensor:
         """Take one EM iteration, and return the log posterior density of each set after it, `[set]`.
@@ -511,10 +608,10 @@ def propose_moves(
     if sample is not None:
         candidates.use_sentences(optimizer.corpus)
     candidates.reached = target
-    while candidates.step < LAST_STEPS and not candidates.is_converged:
-        candidates.advance()
+    while candidates.step < LAST_STEPS and not candidates.is_finished:
+        candidates.update()
         candidates.stop_slow(target + AGREEMENT, PATIENCE)
-    candidates.evaluate_restarts()
+    candidates.evaluate()
     return candidates
 
 
@@ -593,61 +690,54 @@ FINAL_STEPS = 100  # of the best restart, to a stationary point
 MAX_WEIGHTS = 20_000  # learned weights that second-order steps cover
 
 
-def resolve_options(problem: FitProblem, method: PointMethod) -> tuple[StepOptions, str | None]:
-    """Choose the optimizer of a method for a problem, and fill its defaults.
+def choose_adam(problem: FitProblem, method: PointMethod) -> tuple[AdamSteps, str] | None:
+    """Choose the optimizer of a method for a problem.
 
     Args:
         problem: The fit problem.
         method: The method.
 
     Returns:
-        The options, and the reason for first-order steps; None for second-order steps.
+        The options of Adam, with defaults for this problem, and the reason; None for second-order steps.
 
     Raises:
         BNetError: If an option does not apply.
     """
-    objective, learned = problem.objective, problem.objective.learned
+    network, learned, batch = problem.objective.network, problem.objective.learned, problem.batch
+    given = {name: value for name in method.gradient_options if (value := getattr(method, name)) is not None}
     inner = (method.inner or INNER_STEPS) if isinstance(method, EM) else None
-    given = {name: getattr(method, name) for name in method.gradient_options} | {"batch": problem.batch}
-    given = {name: value for name, value in given.items() if value is not None}
     if isinstance(method, EM) and not learned.weights:
-        for name, value in given.items():
+        for name, value in {**given, **({} if batch is None else {"batch": batch})}.items():
             expected = "no such option, because EM that learns only tables takes no gradient steps"
             raise BNetError(name, expected=expected, actual=value, hint="Use bt.MAP(), or learn weights too (learn=)")
         inner = 1
-    reason = None if method.optimizer == "second-order" else _find_reason_for_first_order(problem, method, given)
+    weights = sum(network.parameters[name].numel() for name in learned.weights)
+    reason = find_uncovered(problem.objective)
     if method.optimizer == "second-order":
         check_full_batch(problem, "a second-order step", "optimizer='first-order'")
-        if (fault := find_uncovered(objective)) is not None:
-            raise BNetError("optimizer", expected="'first-order' or 'auto'", actual="'second-order'", hint=fault)
+        if reason is not None:
+            raise BNetError("optimizer", expected="'first-order' or 'auto'", actual="'second-order'", hint=reason)
+    elif method.optimizer == "first-order":
+        reason = "optimizer='first-order'"
+    elif given:
+        reason = f"{', '.join(given)} applies to gradient steps only"
+    elif batch is not None and batch < len(problem.corpus):
+        reason = f"batch={batch}"
+    elif weights > MAX_WEIGHTS:
+        reason = f"{weights:,} weights, more than the {MAX_WEIGHTS:,} that second-order steps cover"
     if reason is None:
-        restarts = method.restarts or (RESTARTS if objective.network.choices else 1)
-        return StepOptions(steps=method.steps or SEARCH_STEPS, restarts=restarts), None
-    options = StepOptions(
-        steps=method.steps or FIRST_ORDER_STEPS,
-        rate=method.rate or StepOptions.rate,
-        clip=method.clip,
-        restarts=method.restarts or 1,
-        inner=inner,
-        prune=method.prune,
-    )
-    return options, reason
+        return None
+    steps, rate = method.steps or FIRST_ORDER_STEPS, method.rate or AdamSteps.rate
+    restarts = method.restarts or 1
+    return AdamSteps(
+        steps=steps, rate=rate, clip=method.clip, restarts=restarts, inner=inner, prune=method.prune
+    ), reason
 
 
-def _find_reason_for_first_order(problem: FitProblem, method: PointMethod, given: dict[str, object]) -> str | None:
-    """Return the reason for first-order steps; None if second-order steps apply."""
-    if method.optimizer == "first-order":
-        return "optimizer='first-order'"
-    given.pop("batch", None)
-    if given:
-        return f"{', '.join(given)} applies to gradient steps only"
-    if problem.batch is not None and problem.batch < len(problem.corpus):
-        return f"batch={problem.batch}"
-    objective = problem.objective
-    weights = sum(objective.network.parameters[name].numel() for name in objective.learned.weights)
-    if weights > MAX_WEIGHTS:
-        return f"{weights:,} weights, more than the {MAX_WEIGHTS:,} that second-order steps cover"
-    return find_uncovered(objective)
+def count_restarts(problem: FitProblem, method: PointMethod) -> int:
+    """Return the number of restarts of a method for a problem."""
+    has_many = problem.objective.network.choices and choose_adam(problem, method) is None
+    return method.restarts or (RESTARTS if has_many else 1)
 
 
 def fit_point(problem: FitProblem, method: PointMethod) -> Fit[Network]:
@@ -660,46 +750,43 @@ def fit_point(problem: FitProblem, method: PointMethod) -> Fit[Network]:
     Returns:
         The fit; its net has the parameters with the best score.
     """
-    options, reason = resolve_options(problem, method)
-    if reason is None:
-        return fit_by_second_order(problem, method, options)
+    adam = choose_adam(problem, method)
+    if adam is None:
+        return fit_by_second_order(problem, method)
+    options, reason = adam
     result = fit_by_adam(problem, method, options)
     steps = "steps of Adam" if problem.objective.learned.weights or options.inner is None else "EM steps"
     notes = [f"{options.steps} first-order {steps} ({reason}), which can end before they converge", *result.notes]
-    if (
-        result.finished
-        and sum(problem.objective.network.parameters[name].numel() for name in result.learned) <= MAX_WEIGHTS
-    ):
-        notes += describe_parameters(problem.objective, len(problem.corpus), result.network.parameters)
+    values = result.network.parameters
+    if result.finished and sum(values[name].numel() for name in result.learned) <= MAX_WEIGHTS:
+        notes += describe_parameters(problem.objective, len(problem.corpus), values)
     return replace(result, notes=tuple(notes))
 
 
-def fit_by_second_order(problem: FitProblem, method: PointMethod, options: StepOptions) -> Fit[Network]:
+def fit_by_second_order(problem: FitProblem, method: PointMethod) -> Fit[Network]:
     """Fit by second-order steps: all restarts, then split-and-merge moves, then steps to a stationary point.
 
     Args:
         problem: The fit problem.
         method: The method.
-        options: Its options for this net.
 
     Returns:
         The fit. If held-out sentences choose among restarts, there are no moves and no further steps.
     """
+    steps = method.steps or SEARCH_STEPS
     double = to_float64(problem)
-    optimizer = SecondOrderOptimizer(double, options)
+    optimizer = SecondOrderOptimizer(double, steps, count_restarts(problem, method))
     is_finished, converged, notes = optimize(optimizer, problem.loop), None, list[str]()
-    if not optimizer.measured or optimizer.measured[-1][0] < optimizer.step:
-        optimizer.evaluate_restarts()
     (_, restart, best), bounds = optimizer.best, optimizer.bounds
     fields: dict[str, Any] = {"restart": restart, "criterion": optimizer.criterion}
     if is_finished and problem.held_out is None:
         with defer_interrupt() as interrupts:
-            rounds = options.steps * MAX_MOVE_ROUNDS // SEARCH_STEPS
+            rounds = steps * MAX_MOVE_ROUNDS // SEARCH_STEPS
             best = improve_by_moves(optimizer, best, rounds, lambda: optimizer.ranks.any(bool(interrupts)))
             last = optimizer.fork({name: value[None] for name, value in best.items()})
-            final_steps = options.steps * FINAL_STEPS // SEARCH_STEPS
-            while last.step < final_steps and is_finished and (not last.is_converged or last.leave_saddle()):
-                last.advance()
+            final_steps = steps * FINAL_STEPS // SEARCH_STEPS
+            while last.step < final_steps and is_finished and (not last.is_finished or last.leave_saddle()):
+                last.update()
                 is_finished = not optimizer.ranks.any(bool(interrupts))
         best, converged = last.sets.get(0), bool(last.stationary)
         bounds = [*bounds, *last.bounds]

@@ -23,6 +23,7 @@ from bnet_transformer._core.tensors import fork_torch_rng, seed_rngs
 from bnet_transformer.bridges.pyro import PyroModel, check_probabilities
 from bnet_transformer.data import read_batch
 from bnet_transformer.declare import Network, as_network
+from bnet_transformer.declare.network import restore_type
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.learning.fit.adam import replace_learned
 from bnet_transformer.learning.fit.heads import (
@@ -35,7 +36,7 @@ from bnet_transformer.learning.fit.heads import (
 from bnet_transformer.learning.fit.methods import analyse_choices
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.training import N, restore_type
+from bnet_transformer.learning.training import N
 
 MIN_EFFECTIVE_DRAWS = 20.0  # fewer effective draws raise a warning
 

@@ -11,11 +11,12 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from bnet_transformer._core.checks import check_choice, check_int, check_options
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.files import derive_seed, wrap_read_errors
 from bnet_transformer._core.stats import MAX_KHAT, effective_sample_size, estimate_log_mean, resample, smooth_weights
@@ -38,7 +39,7 @@ from bnet_transformer.learning.fit.diagnostics import (
     find_dead_heads,
     find_learned_invariants,
 )
-from bnet_transformer.learning.fit.em import describe_restarts, fit_point
+from bnet_transformer.learning.fit.em import EM, MAP, describe_restarts, fit_point
 from bnet_transformer.learning.fit.heads import (
     align_heads,
     find_invariant_parameters,
@@ -48,17 +49,46 @@ from bnet_transformer.learning.fit.heads import (
     log_likelihoods,
     permute_heads,
 )
-from bnet_transformer.learning.fit.objective import (
-    EM,
-    MAP,
-    FitObjective,
-    FitProblem,
-    Laplace,
-    check_full_batch,
-    to_float64,
-)
+from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, Method, to_float64
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.tpm import Codebook
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplace(Method):
+    """Posterior samples by the Laplace approximation: a Normal distribution at the mode of the posterior density.
+
+    The mode is found by point fits from several starts and Newton steps with the exact Hessian, in coordinates without
+    the gauge of attention: `W_q` and `W_k` enter by the triangular factor of `W_q` and by `W_k` in its basis. The prior
+    must be proper: `fit` requires `spread=`. Entries of `W_q` and `W_k` that are Normal with standard deviation s give
+    entries of `A = W_q^T W_k` with mean 0 and standard deviation `s^2 sqrt(key_dim)`, which are uncorrelated but not
+    independent and not Normal: their tails are heavier, and the rank of `A` is at most `key_dim`.
+
+    Args:
+        draws: The number of draws, which are the posterior samples.
+        reweight: True (default) draws from a Student t distribution and reweights the draws by the exact density with
+            Pareto-smoothed importance weights, if their diagnostic k-hat is below 0.7. Otherwise the draws are Normal.
+        restarts: The number of starts of the point fit.
+
+    Raises:
+        BNetError: If an option is out of range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.Laplace(draws=500).restarts
+    4
+    """
+
+    name: ClassVar[str] = "laplace"
+    full_batch: ClassVar[tuple[str, str] | None] = "Laplace", "method='svi'"
+
+    draws: int = 1000
+    reweight: bool = True
+    restarts: int = 4
+
+    def __post_init__(self) -> None:
+        check_options(self, check_int, "draws", "restarts")
+        check_choice("reweight", self.reweight, (True, False))
+
 
 # --------------------------------------------------------------------------------------------------------------------
 # The Normal distribution at a mode.
@@ -550,10 +580,8 @@ def fit_laplace(problem: FitProblem, method: Laplace) -> Fit[Network]:
         The fit, with draws as samples.
 
     Raises:
-        BNetError: If `batch` is smaller than the number of sentences, there are too many parameters, or the density is
-            not finite.
+        BNetError: If there are too many parameters, or the density is not finite.
     """
-    check_full_batch(problem, "Laplace", "method='svi'")
     double = to_double(problem)
     coordinates, corpus = Coordinates(double.objective, double.corpus), double.corpus
     check_size(coordinates)

@@ -21,31 +21,22 @@ from bnet_transformer.compiler.gather import batch_to_request
 from bnet_transformer.compiler.plan import CROSS_WORD_HINT
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
+from bnet_transformer.declare.network import restore_type
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, FactorRequest, prepare_factors
 from bnet_transformer.inference.plan import Plan, planned
 from bnet_transformer.learning.checkpoint import Checkpoints
 from bnet_transformer.learning.fit.adam import DEFAULT_BATCH_SIZE
 from bnet_transformer.learning.fit.diagnostics import describe_data_scale
-from bnet_transformer.learning.fit.em import fit_point, resolve_options
+from bnet_transformer.learning.fit.em import EM, MAP, PointMethod, choose_adam, count_restarts, fit_point
 from bnet_transformer.learning.fit.heads import describe_unidentified
-from bnet_transformer.learning.fit.laplace import describe_point, fit_laplace
-from bnet_transformer.learning.fit.nuts import fit_nuts
-from bnet_transformer.learning.fit.objective import (
-    EM,
-    MAP,
-    NUTS,
-    SVI,
-    FitObjective,
-    FitProblem,
-    Laplace,
-    Method,
-    PointMethod,
-    select_learnable,
-)
+from bnet_transformer.learning.fit.laplace import Laplace, describe_point, fit_laplace
+from bnet_transformer.learning.fit.nuts import NUTS, fit_nuts
+from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, Method, check_full_batch, select_learnable
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.fit.svi import fit_svi
-from bnet_transformer.learning.training import LoopConfig, N, restore_type
+from bnet_transformer.learning.fit.svi import SVI, fit_svi
+from bnet_transformer.learning.loop import LoopConfig
+from bnet_transformer.learning.training import N
 from bnet_transformer.reference import BUDGET
 
 # The config of each method and the function that solves a problem with it. A new method is one row.
@@ -130,21 +121,25 @@ def fit(
     >>> f.pi.shape, f.net
     (torch.Size([2]), <BNet bayesuvius: ...>)
     """
-    config = resolve_method(method)
-    loop = LoopConfig(every, None if checkpoints is None else Checkpoints.from_value(checkpoints), progress)
-    problem = create_problem(net, data, config, held_out, batch, spread, learn, missing, budget, seed)
+    config, network = resolve_method(method), as_network(net)
+    loop = LoopConfig(every, Checkpoints.from_value(checkpoints), progress)
+    check_choice("missing", missing, (True, False))
+    network.check_single_dtype()
+    corpus = read_batch(network, data, missing=missing)
+    validation = None if held_out is None else read_batch(network, held_out, "held_out", missing=missing)
+    options: dict[str, Any] = {"batch": batch, "spread": spread, "learn": learn, "budget": budget, "seed": seed}
+    problem = create_problem(network, config, corpus, validation, **options)
 
     @enable_gradients()
     def compute() -> Fit[N]:
         try:
-            fitted = _solve(replace(problem, loop=loop), config, resolve_device(device, problem.objective.network))
+            fitted = _solve(replace(problem, loop=loop), config, resolve_device(device, network))
         except (BudgetError, UnsupportedError) as error:
             alternative = ALTERNATIVES.get(error.hint or "")
             if alternative is None:
                 raise
             raise type(error)(error.subject, **error.parts | {"hint": alternative}) from error
-        fitted_net = restore_type(net, fitted.net)
-        return replace(fitted, net=fitted_net, missing=missing, data=problem.corpus)  # type: ignore[return-value]
+        return replace(fitted, net=restore_type(net, fitted.net), missing=missing, data=corpus)  # type: ignore[return-value]
 
     return _plan_fit(problem, config, compute)
 
@@ -174,14 +169,14 @@ def resolve_method(method: object) -> Method:
 
 
 def create_problem(
-    net: object,
-    data: object,
+    network: Network,
     method: Method,
-    held_out: object = None,
+    corpus: Batch,
+    held_out: Batch | None = None,
+    *,
     batch: int | None = None,
     spread: float | None = None,
     learn: Collection[str] | None = None,
-    missing: bool = False,
     budget: int = BUDGET,
     seed: int = 0,
 ) -> FitProblem:
@@ -193,31 +188,31 @@ def create_problem(
     Raises:
         BNetError: If an option is out of range, or does not apply to the net or the method.
     """
-    network = as_network(net)
-    network.check_single_dtype()
-    check_choice("missing", missing, (True, False))
     batch = None if batch is None else check_int("batch", batch)
     spread = None if spread is None else check_float("spread", spread, above=0)
     if held_out is not None and not method.is_point:
         expected = f"None with method={method.name!r}: held-out sentences choose among the restarts of MAP and EM"
         hint = "Use method=bt.MAP(...) or bt.EM(...), or evaluate the fit with f.log_likelihood(held_out)"
         raise BNetError("held_out", expected=expected, hint=hint)
-    corpus = read_batch(network, data, missing=missing)
-    validation = None if held_out is None else read_batch(network, held_out, "held_out", missing=missing)
     learned = select_learnable(network, tuple(network.get_spec(name) for name in corpus.evidence), learn, spread)
-    problem = FitProblem(
-        FitObjective(network, learned, check_int("budget", budget)), corpus, validation, batch, check_seed(seed)
-    )
-    _check_tables(problem.objective, method)
-    _check_corpus_choices(problem)
-    _check_spread(problem.objective, method)
+    objective = FitObjective(network, learned, check_int("budget", budget))
+    problem = FitProblem(objective, corpus, held_out, batch, check_seed(seed))
+    _check_prior(objective, method)
+    if objective.has_corpus_choice:
+        check_full_batch(problem, "per='corpus', by which all sentences share one draw,", "per='sentence'")
+        note = (
+            "per='corpus' selects a model instead of fitting a mixture: its log odds grow with the number of "
+            "sentences, until one head has all the probability"
+        )
+        warnings.warn(note, stacklevel=5)
+    if method.full_batch is not None:
+        check_full_batch(problem, *method.full_batch)
     size = sum(network.parameters[name].nbytes for name in learned.names)
     if isinstance(method, PointMethod):  # parameters and the two moments of Adam
-        restarts = resolve_options(problem, method)[0].restarts
+        restarts = count_restarts(problem, method)
         check_memory(f"{restarts} restarts", 3 * restarts * size, "fewer restarts=")
-    elif isinstance(method, SVI | NUTS | Laplace):
-        draws = method.draws * (method.chains if isinstance(method, NUTS) else 1)
-        check_memory(f"{draws} draws", draws * size, "fewer draws=, chains= or names in learn=")
+    draws = getattr(method, "draws", 0) * getattr(method, "chains", 1)
+    check_memory(f"{draws} draws", draws * size, "fewer draws=, chains= or names in learn=")
     return problem
 
 
@@ -241,8 +236,7 @@ def _solve(problem: FitProblem, method: Method, device: torch.device) -> Fit[Net
         fork_torch_rng(ranks.device),
         loop.lock(ranks.is_main_process),
     ):
-        # NUTS and Laplace use all sentences in each process; the other methods shard them.
-        if ranks.world_size > 1 and objective.has_corpus_choice and not isinstance(method, NUTS | Laplace):
+        if ranks.world_size > 1 and objective.has_corpus_choice and method.full_batch is None:
             expected = "one process, because with per='corpus' all sentences share one draw and cannot be sharded"
             raise BNetError("torchrun", expected=expected, hint="Run without torchrun, or use per='sentence' or 'word'")
         shared = {"net": network, "budget": objective.budget, "loop": (method, loop.shared_settings)}
@@ -261,60 +255,31 @@ def _solve(problem: FitProblem, method: Method, device: torch.device) -> Fit[Net
         return replace(fitted, notes=(*describe_data_scale(objective, corpus), *fitted.notes))
 
 
-def _check_tables(objective: FitObjective, method: Method) -> None:
-    """Raise an error if the density of the prior of a table has no maximum, or is 0 at the table's zeros.
+def _check_prior(objective: FitObjective, method: Method) -> None:
+    """Raise an error if the prior has no density that the method can use.
 
-    Dirichlet priors of logits with a vector parent require a point method: the others sample only tables and weights.
+    The density of a table can have no maximum, or be 0 at the table's zeros. Dirichlet priors of logits with a vector
+    parent require a point method: the others sample only tables and weights, and they require a prior of the weights.
     """
-    for name, concentration in objective.learned.logits.items():
-        text = format_concentration(concentration)
-        if not method.is_point and bool((concentration != 1).any()):
+    learned, network = objective.learned, objective.network
+    no_maximum = "a concentration of at least 1; below 1 the posterior density has no maximum"
+    for name, concentration in {**learned.logits, **learned.tables}.items():
+        is_table, is_flat = name in learned.tables, bool((concentration == 1).all())
+        text, subject = format_concentration(concentration), f"prior of {name}"
+        if not is_table and not method.is_point and not is_flat:
             expected = "method='em' or 'map', because the node has a vector parent"
             actual, hint = f"method={method.name!r}, prior={text}", f"Or leave {name} out of learn="
-            raise BNetError(f"prior of {name}", expected=expected, actual=actual, hint=hint)
-        if bool((concentration < 1).any()):
-            expected = "a concentration of at least 1; below 1 the posterior density has no maximum"
-            hint = f"Use a larger prior=, or leave {name} out of learn="
-            raise BNetError(f"prior of {name}", expected=expected, actual=text, hint=hint)
-    for name, concentration in objective.learned.tables.items():
-        text, is_flat = format_concentration(concentration), bool((concentration == 1).all())
-        if not (method.is_point and is_flat) and bool(objective.network.parameters[name].isneginf().any()):
+            raise BNetError(subject, expected=expected, actual=actual, hint=hint)
+        if is_table and not (method.is_point and is_flat) and bool(network.parameters[name].isneginf().any()):
             actual = f"method={method.name!r}" + ("" if is_flat else f", prior={text}")
             expected = "method='em' or 'map' and no prior, because the table contains probabilities of 0"
             raise BNetError(name, expected=expected, actual=actual, hint=f"Or leave {name} out of learn=")
-        if bool((concentration < 1).any()) and method.is_point:
-            expected = "a concentration of at least 1; below 1 the posterior density has no maximum"
-            hint = "Use method='svi' or 'nuts'"
-            raise BNetError(f"prior of {name}", expected=expected, actual=text, hint=hint)
-
-
-def format_concentration(concentration: Tensor) -> str:
-    """The concentrations of a Dirichlet prior as text."""
-    return f"{concentration.item():g}" if concentration.dim() == 0 else f"{concentration.tolist()}"
-
-
-def _check_corpus_choices(problem: FitProblem) -> None:
-    """Raise an error for minibatches of sentences that share one draw; warn that such a net is model selection."""
-    if not problem.objective.has_corpus_choice:
-        return
-    if problem.batch is not None and problem.batch < len(problem.corpus):
-        count = len(problem.corpus)
-        expected = f"all {count} sentences at each step, because they share one draw (per='corpus')"
-        hint = "Leave batch= out, or use per='sentence'"
-        raise BNetError("batch", expected=expected, actual=problem.batch, hint=hint)
-    note = (
-        "per='corpus' selects a model instead of fitting a mixture: its log odds grow with the number of sentences, "
-        "until one head has all the probability"
-    )
-    warnings.warn(note, stacklevel=6)
-
-
-def _check_spread(objective: FitObjective, method: Method) -> None:
-    """Raise an error if the square of `spread` is out of range for the dtype, or a method requires a `spread`."""
-    learned, dtype = objective.learned, objective.network.dtype
-    spread, limits = learned.spread, torch.finfo(dtype)
+        if bool((concentration < 1).any()) and (method.is_point or not is_table):
+            hint = "Use method='svi' or 'nuts'" if is_table else f"Use a larger prior=, or leave {name} out of learn="
+            raise BNetError(subject, expected=no_maximum, actual=text, hint=hint)
+    spread, limits = learned.spread, torch.finfo(network.dtype)
     if spread is not None and not limits.tiny <= spread * spread <= limits.max:
-        expected = f"a standard deviation whose square is in the range of {dtype}"
+        expected = f"a standard deviation whose square is in the range of {network.dtype}"
         raise BNetError("spread", expected=expected, actual=spread)
     if not method.is_point and learned.weights and spread is None:
         hint = "Pass for example spread=1.0"
@@ -323,6 +288,11 @@ def _check_spread(objective: FitObjective, method: Method) -> None:
         names = ", ".join(learned.weights[:3])
         expected = f"the standard deviation of the prior of the weights ({names}), which {method.name} requires"
         raise BNetError("spread", expected=expected, hint=hint)
+
+
+def format_concentration(concentration: Tensor) -> str:
+    """The concentrations of a Dirichlet prior as text."""
+    return f"{concentration.item():g}" if concentration.dim() == 0 else f"{concentration.tolist()}"
 
 
 def _plan_fit(problem: FitProblem, method: Method, run: Callable[[], R]) -> Plan[R]:
@@ -380,12 +350,10 @@ def analyse_choices(objective: FitObjective, corpus: Batch) -> tuple[FactorReque
 def count_step_flops(problem: FitProblem, method: Method, factors: FactorRequest) -> int | None:
     """Count the FLOPs of the compiled passes of one step; None if a TPM does not define its FLOPs."""
     objective, corpus = problem.objective, problem.corpus
-    is_full_batch = objective.has_corpus_choice or isinstance(method, NUTS | Laplace)
-    sentences = len(corpus) if is_full_batch else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
-    sets = method.chains if isinstance(method, NUTS) else 1
+    sets, is_full_batch = getattr(method, "chains", 1), method.full_batch is not None or objective.has_corpus_choice
     if isinstance(method, PointMethod):
-        options, adam = resolve_options(problem, method)
-        sets = options.restarts
-        sentences = sentences if adam is not None else len(corpus)
+        sets = count_restarts(problem, method)
+        is_full_batch = is_full_batch or choose_adam(problem, method) is None
+    sentences = len(corpus) if is_full_batch else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
     flops = factors.count_flops(objective.module, sentences)
     return None if flops is None else sets * flops

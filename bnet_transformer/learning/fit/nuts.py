@@ -10,14 +10,15 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import pyro
 import torch
 from pyro.infer import NUTS as Kernel
 from torch import Tensor
 
+from bnet_transformer._core.checks import check_int, check_options
 from bnet_transformer._core.distributed import DistributedContext
 from bnet_transformer._core.files import derive_seed, wrap_read_errors
 from bnet_transformer._core.tensors import seed_rngs
@@ -37,9 +38,9 @@ from bnet_transformer.learning.fit.laplace import (
     randomize,
     to_double,
 )
-from bnet_transformer.learning.fit.objective import NUTS, FitProblem, check_full_batch, to_parameters
+from bnet_transformer.learning.fit.objective import FitProblem, Method, to_parameters
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.training import defer_interrupt
+from bnet_transformer.learning.loop import defer_interrupt
 
 MAX_INIT_TRIES = 100  # draws at the mode that are tried as a start with finite density
 INIT_JITTER = 0.1  # standard deviation of a start around a mode without a Hessian
@@ -57,6 +58,34 @@ SITE = "w"  # the name of the state of a chain in Pyro
 STATISTICS = ("diverging", "acceptance_rate", "n_steps", "tree_depth", "step_size", "lp")
 WARMUP_NOTE = "interrupted during the warmup: there are no draws, and the net has the likeliest parameters of a chain"
 ChainStart = tuple[Mode, Approximation | None]  # None if there are too many coordinates
+
+
+@dataclass(frozen=True, kw_only=True)
+class NUTS(Method):
+    """Posterior samples by Pyro's No-U-Turn sampler on the exact log evidence.
+
+    Args:
+        chains: The number of chains. They draw in turn, one draw each.
+        draws: The number of draws of each chain.
+        warmup: The number of warmup steps of each chain before its draws. They adapt the step size and mass matrix.
+
+    Raises:
+        BNetError: If an option is out of range.
+
+    >>> import bnet_transformer as bt
+    >>> bt.NUTS(chains=2, draws=100).warmup
+    300
+    """
+
+    name: ClassVar[str] = "nuts"
+    full_batch: ClassVar[tuple[str, str] | None] = "NUTS", "method='svi'"
+
+    chains: int = 4
+    draws: int = 500
+    warmup: int = 300
+
+    def __post_init__(self) -> None:
+        check_options(self, check_int, "chains", "draws", "warmup")
 
 
 class NUTSChain:
@@ -290,12 +319,8 @@ def fit_nuts(problem: FitProblem, method: NUTS) -> Fit[Network]:
 
     Returns:
         The fit; without samples if it was interrupted in the warmup.
-
-    Raises:
-        BNetError: If `batch` is smaller than the number of sentences.
     """
     objective, corpus, network = problem.objective, problem.corpus, problem.objective.network
-    check_full_batch(problem, "NUTS", "method='svi'")
     chains, is_finished, notes = _run_chains(problem, method)
     draws, statistics_by_chain, best = _gather_chains(chains, method.chains, problem.ranks)
     notes += _describe_starts(chains, problem.ranks)

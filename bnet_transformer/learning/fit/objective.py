@@ -1,9 +1,9 @@
-"""The objective of a fit, the fit problem, and one config class for each method.
+"""The objective of a fit, the fit problem, and the base class of methods.
 
 Every fit maximises, or samples from, the exact log evidence of the sentences plus the log prior of the parameters. A
 set of parameters is a mapping from name to tensor. Several sets have a leading dim and are evaluated together by
-`torch.vmap`. To add a method, write its config and a function `(problem, config) -> Fit`, and add a row to `METHODS` in
-`methods.py`.
+`torch.vmap`. To add a method, write a file with its config and a function `(problem, config) -> Fit`, and add a row to
+`METHODS` in `methods.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from bnet_transformer._core.checks import check_choice, check_float, check_int, check_options, check_sequence
+from bnet_transformer._core.checks import check_sequence
 from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.gather import ExecutionState, batch_to_request, enumerate_states
@@ -30,15 +30,8 @@ from bnet_transformer.inference.elimination import (
     get_batch_size,
     get_full_shape,
 )
-from bnet_transformer.inference.factors import (
-    Factor,
-    FactorRequest,
-    compute_factors,
-    log_prior,
-    request_factors,
-    select_logits,
-)
-from bnet_transformer.learning.training import LoopConfig
+from bnet_transformer.inference.factors import Factor, FactorRequest, compute_factors, log_prior, request_factors
+from bnet_transformer.learning.loop import LoopConfig
 
 LOG_EVIDENCE, LOG_POSTERIOR = "log evidence", "log posterior density"  # criteria that choose among restarts and steps
 Parameters = Mapping[str, Tensor]
@@ -280,36 +273,6 @@ class FitObjective(nn.Module):
 
         return self.evaluate(parameters, corpus, evaluate)
 
-    def expected_counts(self, parameters: Parameters, corpus: Batch) -> tuple[dict[str, Tensor], Tensor]:
-        """Compute the E step: the expected count of each entry of the learned tables of choices, and the log evidence.
-
-        The log evidence is `[]`. Observed states count too. A choice that is enumerated although it is observed has two
-        factors: its prior is counted, its evidence is not.
-        """
-        # The expected count of an entry is the derivative of the log evidence with respect to its log probability
-        # (Darwiche 2003; EM: Dempster, Laird and Rubin 1977): the entry is a factor wherever it is used, and the
-        # derivatives of shared factors add up. The probabilities need not be renormalised for the derivative.
-
-        def evaluate(state: ExecutionState, factors: list[Factor]) -> tuple[dict[str, Tensor], Tensor]:
-            summed = state.layout.enumerated
-            is_prior = [f.evidence is None or f.spec.group.index not in summed for f in factors]
-            idx = [k for k, f in enumerate(factors) if is_prior[k] and self.find_learned_tables(f)]
-            names = dict.fromkeys(name for k in idx for name in self.find_learned_tables(factors[k]))
-            shapes = {name: state.parameters[name].shape for name in names}
-            zeros = {name: torch.zeros(s, dtype=state.log_dtype, device=state.device) for name, s in shapes.items()}
-
-            def total(tilts: dict[str, Tensor]) -> Tensor:
-                tilted, tilted_factors = replace(state, parameters={**state.parameters, **tilts}), list(factors)
-                for k in idx:
-                    tilted_factors[k] = replace(factors[k], table=factors[k].table + select_logits(tilted, factors[k]))
-                return eliminate_choices(state, tilted_factors).sum()
-
-            counts: dict[str, Tensor]
-            counts, evidence = torch.func.grad_and_value(total)(zeros)
-            return counts, evidence
-
-        return self.evaluate(parameters, corpus, evaluate)
-
 
 @dataclass(frozen=True)
 class FitProblem:
@@ -361,270 +324,20 @@ def check_full_batch(problem: FitProblem, user: str, alternative: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A method of `fit` with its options."""
+    """A method of `fit` with its options, and what it needs.
+
+    Attributes:
+        name: The name of the method.
+        is_point: Whether the result is one set of parameters; other methods sample a posterior.
+        full_batch: The algorithm that requires all sentences in each process, and the argument of `fit` for
+            minibatches; None if a step may use a part of them.
+    """
 
     name: ClassVar[str]
-    is_point: ClassVar[bool] = False  # the result is one set of parameters; other methods sample a posterior
+    is_point: ClassVar[bool] = False
+    full_batch: ClassVar[tuple[str, str] | None] = None
 
     @property
     def settings(self) -> dict[str, Any]:
         """The options that must be equal in a resumed fit and in the fit that wrote the checkpoint."""
         return {"method": self.name, **{option.name: getattr(self, option.name) for option in fields(self)}}
-
-
-@dataclass(frozen=True, kw_only=True)
-class IterativeMethod(Method):
-    """A method that maximises a bound by Adam steps.
-
-    Args:
-        steps: The number of Adam steps.
-        rate: The peak learning rate.
-        clip: The maximum norm of the gradient; None for no clipping.
-    """
-
-    steps: int = 300
-    rate: float = 0.05
-    clip: float | None = None
-
-    def __post_init__(self) -> None:
-        check_options(self, check_int, "steps")
-        check_options(self, check_float, "rate", "clip", above=0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """The options of a point method for one net, without defaults that depend on the net.
-
-    Args:
-        steps: The maximum number of steps.
-        rate: The peak learning rate of Adam.
-        clip: The maximum norm of the gradient of Adam; None for no clipping.
-        restarts: The number of restarts.
-        inner: The number of Adam steps between two updates of the tables of EM; None if tables follow the gradient.
-        prune: Whether Adam drops the worse half of the restarts at 25% and at 50% of the steps.
-    """
-
-    steps: int
-    rate: float = 0.05
-    clip: float | None = None
-    restarts: int = 1
-    inner: int | None = None
-    prune: bool = False
-
-    @property
-    def pruning_steps(self) -> tuple[int, ...]:
-        """The steps after which the worse half of the restarts is dropped: at 25% and at 50% of all steps."""
-        # Successive halving (Jamieson and Talwalkar 2016) with two rungs. Restarts that end in a poor local optimum are
-        # usually behind early, so the remaining steps are spent on the better half.
-        return (self.steps // 4, self.steps // 2) if self.prune and self.restarts > 2 else ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class PointMethod(Method):
-    """A method whose result is the best of several restarts, which are computed as one batched dim.
-
-    Args:
-        restarts: The number of restarts; None for 4 with second-order steps and latent choices, else 1.
-        optimizer: `"second-order"` or `"first-order"`; `"auto"` chooses.
-        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps.
-        rate: The peak learning rate of Adam; None for 0.05.
-        clip: The maximum norm of the gradient of Adam; None for no clipping.
-        prune: Whether first-order steps drop the worse half of the restarts at 25% and at 50% of the steps.
-    """
-
-    is_point: ClassVar[bool] = True
-    gradient_options: ClassVar[tuple[str, ...]] = ("rate", "clip")  # they apply to gradient steps only
-
-    restarts: int | None = None
-    optimizer: str = "auto"
-    steps: int | None = None
-    rate: float | None = None
-    clip: float | None = None
-    prune: bool = True
-
-    def __post_init__(self) -> None:
-        check_options(self, check_int, "restarts", "steps")
-        check_options(self, check_float, "rate", "clip", above=0)
-        check_choice("optimizer", self.optimizer, ("auto", "second-order", "first-order"))
-        check_choice("prune", self.prune, (True, False))
-        if self.optimizer == "second-order":
-            for option in self.gradient_options:
-                if getattr(self, option) is not None:
-                    expected = f"no such option with optimizer={self.optimizer!r}, which has no learning rate"
-                    raise BNetError(option, expected=expected, actual=getattr(self, option))
-
-
-@dataclass(frozen=True, kw_only=True)
-class MAP(PointMethod):
-    """The maximum of the posterior density.
-
-    Args:
-        restarts: The number of restarts, which are computed together; None for 4 with second-order steps and latent
-            choices, else 1. The first starts at the parameters of the net, the others at random parameters.
-        optimizer: `"second-order"`: the algorithm of `bt.EM`, in float64. `"first-order"`: Adam on the log evidence
-            plus the log prior, in minibatches. `"auto"` is second order, unless an option of Adam is given, `batch` is
-            smaller than the data, or the net is not covered (`f.notes` gives the reason).
-        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps. Rounds of
-            moves and final steps after second-order steps are in proportion: 10 and 100 with 40 steps.
-        rate: The peak learning rate of Adam; None for 0.05. It rises during the first 5% of the steps and decays to 0
-            as a cosine.
-        clip: The maximum norm of the gradient of Adam; None for no clipping.
-        prune: Whether first-order steps drop the worse half of the restarts at 25% and again at 50% of the steps.
-            Second-order steps drop a restart only if its predicted maximum is not above that of another one.
-
-    Raises:
-        BNetError: If an option is out of range, or does not apply to the optimizer.
-
-    >>> import bnet_transformer as bt
-    >>> bt.MAP(restarts=4).optimizer
-    'auto'
-    """
-
-    name: ClassVar[str] = "map"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EM(PointMethod):
-    """Expectation maximisation: exact responsibilities, closed-form updates of tables, and steps of the weights.
-
-    Args:
-        restarts: The number of restarts, which are computed together; None for 4 with second-order steps and latent
-            choices, else 1. The first starts at the parameters of the net, the others at random parameters.
-        optimizer: `"second-order"`: a damped Gauss-Newton step of the weights in each iteration, Newton steps at the
-            end, and split-and-merge moves of heads, on all sentences, in float64. `"first-order"`: `inner` steps of
-            Adam between two updates of the tables; plain EM if no weights are learned. `"auto"` is second order, unless
-            an option of Adam is given, `batch` is smaller than the data, or the net is not covered (`f.notes` gives the
-            reason).
-        steps: The maximum number of steps of the restarts; None for 40 second-order or 300 first-order steps. Rounds of
-            moves and final steps after second-order steps are in proportion: 10 and 100 with 40 steps.
-        rate: The peak learning rate of Adam; None for 0.05. It rises during the first 5% of the steps and decays to 0
-            as a cosine.
-        clip: The maximum norm of the gradient of Adam; None for no clipping.
-        prune: Whether first-order steps drop the worse half of the restarts at 25% and again at 50% of the steps.
-            Second-order steps drop a restart only if its predicted maximum is not above that of another one.
-        inner: The number of Adam steps of the weights between two updates of the tables; None for 10.
-
-    Raises:
-        BNetError: If an option is out of range, or does not apply to the optimizer.
-
-    >>> import bnet_transformer as bt
-    >>> bt.EM(inner=5).settings["method"]
-    'em'
-    """
-
-    name: ClassVar[str] = "em"
-    gradient_options: ClassVar[tuple[str, ...]] = ("rate", "clip", "inner")
-
-    inner: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_options(self, check_int, "inner")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SVI(IterativeMethod):
-    """Stochastic variational inference. The exact log evidence is a factor of the model.
-
-    The mean-field guide is a Dirichlet for each row of a table and a Normal for each weight. It underestimates the
-    posterior spread, so a fit of weights by it has no intervals; those of `bt.Laplace` and `bt.NUTS` have.
-
-    Args:
-        guide: `"mean-field"`, the only guide.
-        steps: The number of Adam steps.
-        rate: The peak learning rate. It rises during the first 5% of the steps and decays to 0 as a cosine.
-        clip: The maximum norm of the gradient; None for no clipping.
-        draws: The number of draws from the guide, which are the posterior samples.
-        choices: `"exact"` sums the latent choices out. `"sampled"` draws them for each sentence and word from a table
-            of the guide. That is approximate, and is for choices with too many joint states.
-        anneal: The initial power of the likelihoods, which rises to 1 over the first half of the steps. It applies only
-            to sampled choices. None for 1 in all steps.
-
-    Raises:
-        BNetError: If an option is out of range, or `anneal` is set with exact choices.
-
-    >>> import bnet_transformer as bt
-    >>> bt.SVI(choices="sampled", anneal=0.01).steps
-    1000
-    """
-
-    name: ClassVar[str] = "svi"
-
-    steps: int = 1000
-    draws: int = 500
-    choices: str = "exact"
-    anneal: float | None = None
-    guide: str = "mean-field"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.guide != "mean-field":
-            hint = "Use bt.Laplace(), a Normal distribution with any covariance, or bt.NUTS(): both have intervals"
-            raise BNetError("guide", expected="'mean-field', the only guide", actual=self.guide, hint=hint)
-        check_options(self, check_int, "draws")
-        check_choice("choices", self.choices, ("exact", "sampled"))
-        if self.anneal is not None and (self.choices == "exact" or not 0 < check_float("anneal", self.anneal) <= 1):
-            expected = "a power above 0 and at most 1, with choices='sampled'"
-            raise BNetError("anneal", expected=expected, actual=self.anneal)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Laplace(Method):
-    """Posterior samples by the Laplace approximation: a Normal distribution at the mode of the posterior density.
-
-    The mode is found by point fits from several starts and Newton steps with the exact Hessian, in coordinates without
-    the gauge of attention: `W_q` and `W_k` enter by the triangular factor of `W_q` and by `W_k` in its basis. The prior
-    must be proper: `fit` requires `spread=`. Entries of `W_q` and `W_k` that are Normal with standard deviation s give
-    entries of `A = W_q^T W_k` with mean 0 and standard deviation `s^2 sqrt(key_dim)`, which are uncorrelated but not
-    independent and not Normal: their tails are heavier, and the rank of `A` is at most `key_dim`.
-
-    Args:
-        draws: The number of draws, which are the posterior samples.
-        reweight: True (default) draws from a Student t distribution and reweights the draws by the exact density with
-            Pareto-smoothed importance weights, if their diagnostic k-hat is below 0.7. Otherwise the draws are Normal.
-        restarts: The number of starts of the point fit.
-
-    Raises:
-        BNetError: If an option is out of range.
-
-    >>> import bnet_transformer as bt
-    >>> bt.Laplace(draws=500).restarts
-    4
-    """
-
-    name: ClassVar[str] = "laplace"
-
-    draws: int = 1000
-    reweight: bool = True
-    restarts: int = 4
-
-    def __post_init__(self) -> None:
-        check_options(self, check_int, "draws", "restarts")
-        check_choice("reweight", self.reweight, (True, False))
-
-
-@dataclass(frozen=True, kw_only=True)
-class NUTS(Method):
-    """Posterior samples by Pyro's No-U-Turn sampler on the exact log evidence.
-
-    Args:
-        chains: The number of chains. They draw in turn, one draw each.
-        draws: The number of draws of each chain.
-        warmup: The number of warmup steps of each chain before its draws. They adapt the step size and mass matrix.
-
-    Raises:
-        BNetError: If an option is out of range.
-
-    >>> import bnet_transformer as bt
-    >>> bt.NUTS(chains=2, draws=100).warmup
-    300
-    """
-
-    name: ClassVar[str] = "nuts"
-
-    chains: int = 4
-    draws: int = 500
-    warmup: int = 300
-
-    def __post_init__(self) -> None:
-        check_options(self, check_int, "chains", "draws", "warmup")

@@ -5,7 +5,8 @@ The guide is mean-field, with the choices summed out (`VariationalOptimizer`) or
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pyro
 import pyro.distributions as dist
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
+from bnet_transformer._core.checks import check_choice, check_float, check_int, check_options
 from bnet_transformer._core.files import derive_seed
 from bnet_transformer._core.tensors import seed_rngs
 from bnet_transformer.data.checks import get_plate_sizes
@@ -21,17 +23,64 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.learning.fit.adam import (
     DEFAULT_BATCH_SIZE,
     GradientOptimizer,
+    IterativeMethod,
     ParameterSets,
     build_fit,
     optimize,
     to_network_devices,
 )
-from bnet_transformer.learning.fit.objective import SVI, FitObjective, FitProblem, to_parameters
+from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, to_parameters
 from bnet_transformer.learning.fit.result import Fit
 
 MEAN_FIELD_NOTE = "the mean-field guide treats parameters as independent in the posterior and underestimates its spread"
 SAMPLED_CHOICES_NOTE = "; choices are sampled, not summed, and treated as independent given the sentence"
 CHOICE_SAMPLES = 8  # samples of the choices of each sentence for one gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class SVI(IterativeMethod):
+    """Stochastic variational inference. The exact log evidence is a factor of the model.
+
+    The mean-field guide is a Dirichlet for each row of a table and a Normal for each weight. It underestimates the
+    posterior spread, so a fit of weights by it has no intervals; those of `bt.Laplace` and `bt.NUTS` have.
+
+    Args:
+        guide: `"mean-field"`, the only guide.
+        steps: The number of Adam steps.
+        rate: The peak learning rate. It rises during the first 5% of the steps and decays to 0 as a cosine.
+        clip: The maximum norm of the gradient; None for no clipping.
+        draws: The number of draws from the guide, which are the posterior samples.
+        choices: `"exact"` sums the latent choices out. `"sampled"` draws them for each sentence and word from a table
+            of the guide. That is approximate, and is for choices with too many joint states.
+        anneal: The initial power of the likelihoods, which rises to 1 over the first half of the steps. It applies only
+            to sampled choices. None for 1 in all steps.
+
+    Raises:
+        BNetError: If an option is out of range, or `anneal` is set with exact choices.
+
+    >>> import bnet_transformer as bt
+    >>> bt.SVI(choices="sampled", anneal=0.01).steps
+    1000
+    """
+
+    name: ClassVar[str] = "svi"
+
+    steps: int = 1000
+    draws: int = 500
+    choices: str = "exact"
+    anneal: float | None = None
+    guide: str = "mean-field"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.guide != "mean-field":
+            hint = "Use bt.Laplace(), a Normal distribution with any covariance, or bt.NUTS(): both have intervals"
+            raise BNetError("guide", expected="'mean-field', the only guide", actual=self.guide, hint=hint)
+        check_options(self, check_int, "draws")
+        check_choice("choices", self.choices, ("exact", "sampled"))
+        if self.anneal is not None and (self.choices == "exact" or not 0 < check_float("anneal", self.anneal) <= 1):
+            expected = "a power above 0 and at most 1, with choices='sampled'"
+            raise BNetError("anneal", expected=expected, actual=self.anneal)
 
 
 def get_prior(objective: FitObjective, name: str) -> Any:
@@ -149,7 +198,7 @@ class SampledChoicesOptimizer(VariationalOptimizer):
 
     def __init__(self, problem: FitProblem, method: SVI) -> None:
         super().__init__(problem, method)
-        self.anneal = 1.0 if method.anneal is None else method.anneal
+        self.anneal, self.is_comparable = method.anneal or 1.0, method.anneal is None
         names = [spec.group.name for spec in self.network.choices]
         observed = [name for name in names if name in self.corpus.evidence]
         if observed:
@@ -177,7 +226,7 @@ class SampledChoicesOptimizer(VariationalOptimizer):
         # on the sample keeps the estimate unbiased and reduces its variance (Kool, van Hoof and Welling 2019, RLOO).
         indices = self.minibatch_indices(step)
         indices = torch.arange(len(self.corpus), device=self.ranks.device) if indices is None else indices
-        power = min(1.0, self.anneal + (1 - self.anneal) * 2 * step / self.method.steps)
+        power = min(1.0, self.anneal + (1 - self.anneal) * 2 * step / self.steps)
         joint, log_q = self._sample_log_probs(parameters, guide_parameters, indices, power)
         signal = (joint - log_q).detach()
         baseline = (signal.sum(0) - signal) / (CHOICE_SAMPLES - 1)
