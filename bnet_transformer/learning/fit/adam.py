@@ -399,7 +399,7 @@ class AdamOptimizer(GradientOptimizer):
         results are summed.
         """
         objective, ranks, inner = self.objective, self.ranks, self.method.inner
-        if inner is not None and step % inner == 0:
+        if inner is not None and step % inner == 0 and objective.learned.tables:
             expansion = self.expand(self.values)
             self.values |= update_tables(objective, self.values, expansion.counts)
             if not objective.learned.weights:
