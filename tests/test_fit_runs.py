@@ -48,21 +48,6 @@ def evidences(net, x, y):
 # data
 
 
-X, Y = [[0, 1], [2, 3]], [[1, 0], [3, 1]]
-
-
-@pytest.mark.parametrize("data, message", [
-    (((X[0], Y[0]), (X[1], Y[1])), r"ambiguous: two pairs.*\[\(sentence, observed\)"),
-    ([torch.tensor(X), torch.tensor(Y)], "list of two arrays, which is ambiguous: two pairs"),
-    ((X, Y[:1]), "as many observations as sentences; got 2 and 1"),
-    (("a b", ["b", "a"]), r"a single pair as \[\(sentence, observed\)\]"),
-    (([0, 1], [1, 0]), "data.*text, a list of words"),
-])  # fmt: skip
-def test_forms_of_two_meanings_are_refused(data, message):
-    with pytest.raises(bt.BNetError, match=message):
-        fit(word_mixture(), data, method=bt.MAP(steps=1))
-
-
 def test_whole_numbers_are_real_where_a_net_has_vectors():
     x, y = (torch.randint(-1, 3, (6, 3, 3), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
     net = mixture()
@@ -70,12 +55,6 @@ def test_whole_numbers_are_real_where_a_net_has_vectors():
     for data in ((x, y), list(zip(x, y, strict=True)), (x.tolist(), y.tolist())):
         torch.testing.assert_close(fit(net, data, **FROZEN).log_likelihood(data), expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(fit(net, (x, y), **FROZEN).predict(x), fit(net, (x, y), **FROZEN).predict(x.double()))
-
-
-@pytest.mark.parametrize("device", ["nonsense", 3, "meta", *([] if torch.cuda.is_available() else ["cuda"])])
-def test_a_device_that_is_not_there_is_refused(device):
-    with pytest.raises(bt.BNetError, match="device: expected an available device"):
-        fit(mixture(), vectors(4), method=bt.MAP(steps=1), device=device)
 
 
 # the steps
@@ -140,18 +119,7 @@ def test_the_last_phase_learns_from_all_sentences(tmp_path):
 # options
 
 
-MISPLACED = {"inner": "bt.EM", "chains": "bt.NUTS", "draws": "bt.SVI", "restarts": "bt.MAP", "resume": "bt.Checkpoints"}
-
-
-def test_an_option_of_a_config_names_its_config():
-    for option, config in MISPLACED.items():
-        with pytest.raises(bt.BNetError, match=rf"{option}: .*an option of a config.*{config}\({option}=...\)"):
-            bt.fit(mixture(), vectors(6), **{option: 3})
-    with pytest.raises(bt.UnknownNameError, match="restarts"):
-        bt.fit(mixture(), vectors(6), restart=3)
-    for method in ("svi", "nuts"):
-        with pytest.raises(bt.BNetError, match="held_out: expected None"):
-            bt.fit(mixture(), vectors(6), method=method, spread=1.0, held_out=vectors(3))
+def test_a_method_is_a_config_or_its_name():
     for method in (bt.MAP(), bt.EM(inner=3), bt.SVI(draws=7), bt.NUTS()):
         assert resolve_method(method) is method and resolve_method(method.name) == type(method)()
 

@@ -246,12 +246,6 @@ def test_what_second_order_steps_do_not_cover_takes_first_order_steps_and_says_s
         bt.MAP(optimizer="second-order", rate=0.1)
 
 
-def test_second_order_steps_refuse_minibatches():
-    _, data = draw(make_net(), 20)
-    with pytest.raises(bt.BNetError, match="batch"):
-        bt.fit(make_net(), data, method=bt.EM(optimizer="second-order"), batch=5)
-
-
 def test_a_fit_that_has_not_converged_says_so(tmp_path):
     net = make_net()
     f = bt.fit(net, draw(net, 20)[1], method=bt.EM(restarts=2, steps=1), spread=1.0, progress=False)

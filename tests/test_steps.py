@@ -257,10 +257,10 @@ def test_a_step_on_a_gpu_waits_for_nothing(name):
 def test_the_spread_of_a_readout_is_learned(method):
     """With everything else fixed, the maximum-likelihood sigma is the root mean square of the residuals."""
     net = bt.bayesuvius(3, heads=2, observe=Normal(1.0, learnable=True)).to(D)
-    x, noise = (torch.randn(40, 3, 3, generator=torch.Generator().manual_seed(s), dtype=D) for s in (0, 1))
+    x, noise = (torch.randn(20, 3, 3, generator=torch.Generator().manual_seed(s), dtype=D) for s in (0, 1))
     zeros = {name: torch.zeros_like(v) for name, v in net.parameters.items() if name[0] not in "cy"}
     net = net.replace({**net.parameters, **zeros})  # all values are zero for any head
     learn = ["y.log_sigma", "c.logits"] if method == "em" else ["y.log_sigma"]
-    result = flat_options.fit(net, (x, 0.3 * noise), method=method, steps=150, rate=0.1, learn=learn, progress=False)
+    result = flat_options.fit(net, (x, 0.3 * noise), method=method, steps=80, rate=0.1, learn=learn, progress=False)
     sigma = float(result.net.parameters["y.log_sigma"].exp())
-    assert sigma == pytest.approx(float((0.3 * noise).square().mean().sqrt()), rel=2e-3)
+    assert sigma == pytest.approx(float((0.3 * noise).square().mean().sqrt()), rel=5e-3)
