@@ -290,10 +290,10 @@ def test_a_checkpoint_of_another_run_or_with_other_bytes_is_refused(run_path):
     """Another net, setting, loss or data, or fewer steps than are done."""
     nets = [make_net(bias=False), make_net(activation="gelu"), make_net().to(torch.float32)]
     nets.append(bt.decoder(16, heads=2, slices=1, vocabulary=WORDS, dropout=0.0).to(D))
-    others = [{"batch": 3}, {"seed": 3, "rate": 0.1}, {"resume": False}, {"held_out": SENTENCES}, {"steps": 3}]
-    others += [{"loss": lambda module, batch: module(batch.x).square().mean()}, {"data": SENTENCES[1:]}]
+    changes = [{"batch": 3}, {"seed": 3, "rate": 0.1}, {"resume": False}, {"held_out": SENTENCES}, {"steps": 3}]
+    changes += [{"loss": lambda module, batch: module(batch.x).square().mean()}, {"data": SENTENCES[1:]}]
     options = {"data": SENTENCES, "steps": 8, "batch": 2, "folder": run_path, "resume": True}
-    for net, other in [*((net, {}) for net in nets), *((make_net(), other) for other in others)]:
+    for net, other in [*((net, {}) for net in nets), *((make_net(), other) for other in changes)]:
         with pytest.raises(bt.BNetError):
             flat_options.train(net, **{**options, **other})
             pytest.fail(str(other))

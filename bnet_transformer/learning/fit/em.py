@@ -736,8 +736,8 @@ def choose_adam(problem: FitProblem, method: PointMethod) -> tuple[AdamSteps, st
 
 def count_restarts(problem: FitProblem, method: PointMethod) -> int:
     """Return the number of restarts of a method for a problem."""
-    has_many = problem.objective.network.choices and choose_adam(problem, method) is None
-    return method.restarts or (RESTARTS if has_many else 1)
+    is_batch = problem.objective.network.choices and choose_adam(problem, method) is None
+    return method.restarts or (RESTARTS if is_batch else 1)
 
 
 def fit_point(problem: FitProblem, method: PointMethod) -> Fit[Network]:
