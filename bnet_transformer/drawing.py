@@ -46,7 +46,14 @@ from bnet_transformer.figures.graph_files import to_gexf, to_graphml
 from bnet_transformer.figures.graph_layout import layout_net
 from bnet_transformer.figures.graphviz import to_dot
 from bnet_transformer.figures.grid_layout import layout_quotient, layout_tan, layout_tan_tree
-from bnet_transformer.figures.options import TEXT_OPTIONS, VIEW_OPTIONS, compose_picture, parse_options
+from bnet_transformer.figures.options import (
+    FigureOptions,
+    FoldedOptions,
+    ReadsOptions,
+    SentenceOptions,
+    compose_picture,
+    parse_options,
+)
 from bnet_transformer.figures.picture import Drawing, Picture, to_sentence_case
 from bnet_transformer.figures.sentence_views import layout_sentence
 from bnet_transformer.figures.svg import NotebookPicture, to_pdf, to_png, to_svg
@@ -145,19 +152,19 @@ def get_graph_writers(network: Network, build_graph: Callable[[], Any]) -> Write
 @picture.register
 def picture_net(network: Network, **options: Any) -> NotebookPicture:
     """Lay out the template (folded) graph of a net."""
-    return NotebookPicture(**vars(layout_net(network, parse_options(options, VIEW_OPTIONS["folded"]))))
+    return NotebookPicture(**vars(layout_net(network, parse_options(FoldedOptions, options))))
 
 
 @picture.register
 def picture_sentence(state: SentenceState, **options: Any) -> NotebookPicture:
     """Lay out the ground graph of a sentence, its attention grid, or the template graph of its net."""
-    return NotebookPicture(**vars(layout_sentence(state, parse_options(options))))
+    return NotebookPicture(**vars(layout_sentence(state, parse_options(SentenceOptions, options))))
 
 
 @picture.register
 def picture_reads(result: Reads, **options: Any) -> NotebookPicture:
     """Lay out the attention grid of the slices, averaged over the latent choices, without the residual connection."""
-    parsed = parse_options(options, ("min_weight", "top", "theme", "limit", "special", *TEXT_OPTIONS))
+    parsed = parse_options(ReadsOptions, options)
     mean = np.einsum("s,stij->tij", to_numpy(result.weights), to_numpy(result.attention))
     readable = to_numpy(result.readable)
     attention = [
@@ -183,7 +190,7 @@ def picture_reads(result: Reads, **options: Any) -> NotebookPicture:
 
 def _layout_graph(layout: Callable[[Any, Density], Drawing], result: Any, **options: Any) -> NotebookPicture:
     """Lay out the graph of a result."""
-    parsed = parse_options(options, ("theme", *TEXT_OPTIONS))
+    parsed = parse_options(FigureOptions, options)
     return NotebookPicture(**vars(compose_picture(partial(layout, result), parsed)))
 
 
@@ -314,4 +321,4 @@ def check_options(path: PathLike, options: Mapping[str, Any]) -> None:
         expected = "no options, because a BIF file contains the whole bnet"
         raise BNetError(f"options of {path}", expected=expected, actual=", ".join(options))
     else:
-        parse_options(options)
+        parse_options(SentenceOptions, options)

@@ -21,7 +21,7 @@ from bnet_transformer.figures import svg
 from bnet_transformer.figures.fonts import label_to_text
 from bnet_transformer.figures.graphviz import to_dot
 from bnet_transformer.figures.grid_layout import Grid, GridItem
-from bnet_transformer.figures.options import FigureOptions
+from bnet_transformer.figures.options import SentenceOptions
 from bnet_transformer.figures.picture import PALETTES, Frame, NodeBox, Picture, PictureArrow, sample_curve
 from bnet_transformer.figures.svg import to_svg
 from bnet_transformer.figures.tikz import to_tikz
@@ -555,7 +555,7 @@ def test_an_unknown_option_lists_all_options_if_none_is_similar(tmp_path):
     with pytest.raises(BNetError) as error:
         s.draw(tmp_path / "cat.svg", caption=False)
     listed = str(error.value).partition("allowed: ")[2].split(", ")
-    assert set(listed) == set(inspect.signature(FigureOptions).parameters)
+    assert set(listed) == set(inspect.signature(SentenceOptions).parameters)
     with pytest.raises(BNetError, match="near matches are legend"):
         s.draw(tmp_path / "cat.svg", legends=False)
     with pytest.raises(BNetError) as error:

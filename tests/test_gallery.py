@@ -12,7 +12,7 @@ import pytest
 
 import bnet_transformer as bt
 from bnet_transformer.declare import Network
-from bnet_transformer.figures.options import VIEW_OPTIONS
+from bnet_transformer.figures.options import SentenceOptions
 from bnet_transformer.inference import SentenceState
 from bnet_transformer.plots.registry import PLOTS_BY_TYPE, PUBLIC_NAMES
 
@@ -39,7 +39,7 @@ def test_every_kind_of_plot_and_figure_has_an_entry() -> None:
         kind.__name__ for kind in {*bt.picture.registry} - {object, SentenceState, Network, bt.Sentence, bt.BNet}
     }
     assert named >= figures and "\ns.draw(" in TEXT and "\nnet.draw(" in TEXT
-    options = {name for names in VIEW_OPTIONS.values() for name in names} - STYLE
+    options = SentenceOptions.__dataclass_fields__.keys() - STYLE - {"detail"}
     assert {name for name in options if f"{name}=" not in TEXT} == set()
 
 

@@ -285,7 +285,9 @@ def read_source_signature(file: str, name: str) -> dict[str, SignatureParameter]
         The parameters by name; a default that is not a constant in the source is None.
     """
     definitions = _parse_definitions(file)
-    helps = parse_docstring(ast.get_docstring(definitions[name]))[1]
+    helps: dict[str, str] = {}
+    for node in _iter_bases(definitions[name], definitions):
+        helps |= parse_docstring(ast.get_docstring(node))[1]
     parameters: dict[str, SignatureParameter] = {}
     for key, annotation, default in _iter_parameters(definitions[name], definitions):
         constant = default.value if isinstance(default, ast.Constant) else None
@@ -293,13 +295,18 @@ def read_source_signature(file: str, name: str) -> dict[str, SignatureParameter]
     return parameters
 
 
+def _iter_bases(node: Any, definitions: Mapping[str, Any]) -> Iterator[Any]:
+    """The bases of a class in the file, and then the class; a function has no bases."""
+    for base in getattr(node, "bases", ()):
+        if isinstance(base, ast.Name) and base.id in definitions:
+            yield from _iter_bases(definitions[base.id], definitions)
+    yield node
+
+
 def _iter_parameters(node: Any, definitions: Mapping[str, Any]) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:
     """The name, annotation and default of each parameter of a function, or of each field of a class."""
     if isinstance(node, ast.ClassDef):
-        for base in node.bases:
-            if isinstance(base, ast.Name) and base.id in definitions:
-                yield from _iter_parameters(definitions[base.id], definitions)
-        for field_ in node.body:
+        for field_ in (field_ for part in _iter_bases(node, definitions) for field_ in part.body):
             if isinstance(field_, ast.AnnAssign) and "ClassVar" not in ast.unparse(field_.annotation):
                 yield ast.unparse(field_.target), field_.annotation, field_.value
         return

@@ -50,7 +50,7 @@ EXPLORE_OPTIONS = ("detail", "posterior", "slices", "heads", "title", "theme", "
     cls=SignatureCommand,
     short_help="Draw the bnet of a sentence.",
     formats=FORMATS,
-    options=[ApiOptions("figures/options.py", ("FigureOptions",), DRAW_OPTIONS)],
+    options=[ApiOptions("figures/options.py", ("SentenceOptions",), DRAW_OPTIONS)],
 )
 def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: str | None = None) -> None:
     """Draw the bnet of a SENTENCE in the format of the file's suffix.

@@ -18,7 +18,7 @@ from bnet_transformer._core.naming import join_name
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.fonts import Density, TextRun, format_token, measure_label
-from bnet_transformer.figures.options import FigureOptions, limit_error
+from bnet_transformer.figures.options import ReadsOptions, limit_error
 from bnet_transformer.figures.picture import NodeBox, Picture, Point, TextLine, cubic_curve, make_arrow
 from bnet_transformer.graph import NodeSelection
 from bnet_transformer.inference import SentenceState
@@ -88,7 +88,7 @@ def get_end_states(network: Network, spec: NodeSpec) -> tuple[tuple[str, int], t
 def select_edges(
     attentions: Sequence[StateAttention],
     words: Mapping[str, Collection[int]],
-    options: FigureOptions,
+    options: ReadsOptions,
     highlighted: Collection[tuple[str, int]] = (),
 ) -> GridSelection:
     """Return the arrows and words of the attention grid of these words.

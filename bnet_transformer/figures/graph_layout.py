@@ -20,7 +20,8 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fonts import Density, TextRun, format_node_label, format_token, measure_label
 from bnet_transformer.figures.grid_layout import MIN_ROW_GAP, Grid, GridItem, GridSpacing, WeightItem
 from bnet_transformer.figures.options import (
-    FigureOptions,
+    FoldedOptions,
+    ViewOptions,
     compose_picture,
     get_highlighted_names,
     match_nodes,
@@ -197,7 +198,7 @@ class _NetParts:
     caption: str = ""
 
 
-def layout_net(network: Network, options: FigureOptions) -> Picture:
+def layout_net(network: Network, options: FoldedOptions) -> Picture:
     """Lay out the folded graph; a deep net is shown by its first slice and the nodes after its last slice.
 
     With a width, so is any net with repeated slices that does not fit the page; if necessary, weights are omitted too.
@@ -219,7 +220,7 @@ def layout_net(network: Network, options: FigureOptions) -> Picture:
     return _layout_first_net(network, options, parts)
 
 
-def _layout_first_net(network: Network, options: FigureOptions, parts: Sequence[_NetParts]) -> Picture:
+def _layout_first_net(network: Network, options: FoldedOptions, parts: Sequence[_NetParts]) -> Picture:
     """Lay out the first part of a folded graph that fits the width and the height of the options."""
     part, *remaining = parts
     names, groups, depth = part.names, network.graph.by_name, network.graph.depth
@@ -248,7 +249,7 @@ def _layout_first_net(network: Network, options: FigureOptions, parts: Sequence[
     return compose_picture(layout, projected, lambda: reductions, fallback=fallback)
 
 
-def _select_groups(network: Network, options: FigureOptions, *, is_shortened: bool = False) -> _NetParts:
+def _select_groups(network: Network, options: FoldedOptions, *, is_shortened: bool = False) -> _NetParts:
     """Return the node groups of the folded graph that the options select; of a deep net, those of one slice."""
     groups, slices, depth = network.graph.groups, network.graph.slices, network.graph.depth
     names, caption, last_groups = list(network.graph.by_name), "", set[str]()
@@ -285,7 +286,7 @@ def _has_repeated_slices(network: Network) -> bool:
     return is_same and network.graph.depth > 1
 
 
-def _find_marked_slices(network: Network, options: FigureOptions, names: Sequence[str]) -> list[int]:
+def _find_marked_slices(network: Network, options: FoldedOptions, names: Sequence[str]) -> list[int]:
     """The slices with a mark of a result that is projected to the view; none if only slice 0 is marked."""
     projected = project_highlight(options, names)
     if projected is options:
@@ -371,7 +372,7 @@ def _plate_frames(
 # both
 
 
-def make_drawing(picture: Picture, options: FigureOptions, title: str, caption: Sequence[str]) -> Drawing:
+def make_drawing(picture: Picture, options: ViewOptions, title: str, caption: Sequence[str]) -> Drawing:
     """The picture with highlighted nodes and arrows, and its title and caption."""
     if options.highlight is not None:
         marks, marked_arrows = resolve_highlight(options.highlight, dict.fromkeys(box.name for box in picture.boxes))

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import networkx as nx
 
@@ -41,20 +41,7 @@ from bnet_transformer.figures.picture import (
 from bnet_transformer.graph import Trail
 
 DEFAULT_LIMIT = 2_000  # arrows in one figure
-DETAILS = (None, "nodes", "words", "folded")
 BOX_KINDS = ("words", "roles")
-TEXT_OPTIONS = ("width", "font", "title")  # the options of every figure, in addition to theme=
-VIEW_OPTIONS: Mapping[str, tuple[str, ...]] = {  # the options that each view uses, in addition to detail=
-    "nodes": (
-        *("weights", "slices", "words", "heads", "attention", "min_weight", "top"),
-        *("only", "highlight", "boxes", "theme", "legend", "limit", "special", *TEXT_OPTIONS),
-    ),
-    "words": (
-        *("slices", "words", "heads", "min_weight", "top", "highlight", "theme", "legend", "limit"),
-        *("special", *TEXT_OPTIONS),
-    ),
-    "folded": ("slices", "weights", "highlight", "theme", "legend", *TEXT_OPTIONS),
-}
 THEMES = ("light", "dark", "auto")
 MarkedArrows = frozenset[tuple[str, str]]
 HIGHLIGHT_KINDS = "a name, names, a mapping from names to labels, a networkx graph, a Trail, a Separation, a Sweep"
@@ -63,91 +50,161 @@ ATTENTION_ROW = re.compile(r"((?:\w+_)?)j((?:_(?:-?\d+|\*))*)(?:\[\d+\])?")
 
 @dataclass(frozen=True)
 class FigureOptions:
-    """The options of `Sentence.picture`; the first six are those of `Sentence.graph`.
+    """The options of every figure.
 
     Args:
-        weights: Whether to draw selectors and weights.
-        slices: The slices to draw, such as 0 or 0,5; None for all slices.
-        words: The words to draw; None for all words.
-        heads: The heads to draw, such as 3 or 0,3; None for all heads.
-        attention: Whether arrows show `P(j | i)`; None for the default: True in figures, False in graphs.
-        min_weight: Omit arrows with a lower probability `P(j | i)` than this.
-        top: Draw only this number of attention weights, the strongest ones.
-        detail: The view: `"nodes"`, `"words"` or `"folded"`; None for the most detailed view that is readable.
-        only: The nodes to draw, or a networkx graph of them.
-        highlight: What to mark: names, patterns, paths, or a result.
-        boxes: Frames around nodes: `"words"`, `"roles"`, or a mapping from names of nodes to names of boxes.
         theme: The colours: `"light"`, `"dark"` or `"auto"`.
-        legend: Whether to draw a legend.
-        limit: The maximum number of arrows; None for any number.
-        special: Whether to draw special tokens, such as `[CLS]`.
         width: The width of the figure, such as "8.5cm", "column", "text" or "slide"; None for its natural size.
         font: The family of the font, such as "Times New Roman" or "serif"; None for the default font.
         title: The text above the figure; None or an empty string for no text.
     """
 
-    weights: bool = True
-    slices: int | Collection[int] | None = None
-    words: object = None
-    heads: int | Collection[int] | None = None
-    attention: bool | None = None
-    min_weight: float | None = None
-    top: int | None = None
-    detail: str | None = None
-    only: object = None
-    highlight: object = None
-    boxes: str | Mapping[str, str] | None = None
     theme: str = "light"
-    legend: bool = True
-    limit: int | None = DEFAULT_LIMIT
-    special: bool = True
     width: str | None = None
     font: str | None = None
     title: str | None = None
 
     def __post_init__(self) -> None:
-        for flag in ("weights", "legend", "special"):
-            check_choice(flag, getattr(self, flag), (True, False))
-        check_choice("attention", self.attention, (None, True, False))
-        check_choice("detail", self.detail, DETAILS)
         check_choice("theme", self.theme, THEMES)
+        if self.width is not None:
+            parse_width(self.width)
+        check_font_name(self.font)
+        if not isinstance(self.title, str | None):
+            raise BNetError("title", expected="a string", actual=self.title)
+        for flag in ("weights", "legend", "special"):
+            check_choice(flag, getattr(self, flag, True), (True, False))
+
+
+@dataclass(frozen=True)
+class ViewOptions(FigureOptions):
+    """The options of every view of a net or a sentence.
+
+    Args:
+        slices: The slices to draw, such as 0 or 0,5; None for all slices.
+        highlight: What to mark: names, patterns, paths, or a result.
+        legend: Whether to draw a legend.
+    """
+
+    slices: int | Collection[int] | None = None
+    highlight: object = None
+    legend: bool = True
+
+
+@dataclass(frozen=True)
+class FoldedOptions(ViewOptions):
+    """The options of the folded graph, `detail="folded"`.
+
+    Args:
+        weights: Whether to draw selectors and weights.
+    """
+
+    weights: bool = True
+
+
+@dataclass(frozen=True)
+class ReadsOptions(FigureOptions):
+    """The options of an attention grid.
+
+    Args:
+        min_weight: Omit arrows with a lower probability `P(j | i)` than this.
+        top: Draw only this number of attention weights, the strongest ones.
+        limit: The maximum number of arrows; None for any number.
+        special: Whether to draw special tokens, such as `[CLS]`.
+    """
+
+    min_weight: float | None = None
+    top: int | None = None
+    limit: int | None = DEFAULT_LIMIT
+    special: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.min_weight is not None and not 0.0 <= check_float("min_weight", self.min_weight) <= 1.0:
             raise BNetError("min_weight", expected="a probability from 0 to 1", actual=self.min_weight)
         if self.top is not None:
             check_int("top", self.top)
         if self.limit is not None:
             check_int("limit", self.limit, minimum=0)
-        if self.width is not None:
-            parse_width(self.width)
-        check_font_name(self.font)
-        if not isinstance(self.title, str | None):
-            raise BNetError("title", expected="a string", actual=self.title)
+
+
+@dataclass(frozen=True)
+class WordsOptions(ViewOptions, ReadsOptions):
+    """The options of the attention grid of a sentence, `detail="words"`.
+
+    Args:
+        words: The words to draw; None for all words.
+        heads: The heads to draw, such as 3 or 0,3; None for all heads.
+    """
+
+    words: object = None
+    heads: int | Collection[int] | None = None
+
+
+@dataclass(frozen=True)
+class NodesOptions(FoldedOptions, WordsOptions):
+    """The options of all nodes of a sentence, `detail="nodes"`; they contain those of the other views.
+
+    Args:
+        attention: Whether arrows show `P(j | i)`; None for the default: True in figures, False in graphs.
+        only: The nodes to draw, or a networkx graph of them.
+        boxes: Frames around nodes: `"words"`, `"roles"`, or a mapping from names of nodes to names of boxes.
+    """
+
+    attention: bool | None = None
+    only: object = None
+    boxes: str | Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("attention", self.attention, (None, True, False))
         if isinstance(self.boxes, str):
             check_choice("boxes", self.boxes, BOX_KINDS)
         else:
             for name, box in check_mapping("boxes", self.boxes).items():
                 if not isinstance(box, str):
                     raise BNetError(f"box of {name}", expected="the name of a box, a string", actual=box)
+
+
+VIEWS: Mapping[str, type[ViewOptions]] = {"nodes": NodesOptions, "words": WordsOptions, "folded": FoldedOptions}
+
+
+@dataclass(frozen=True)
+class SentenceOptions(NodesOptions):
+    """The options of `Sentence.picture`: a view, and those of the view.
+
+    Args:
+        detail: The view: `"nodes"`, `"words"` or `"folded"`; None for the most detailed view that is readable.
+    """
+
+    detail: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("detail", self.detail, (None, *VIEWS))
         if self.detail is not None:
             self.check_view(self.detail)
 
     def unused(self, view: str) -> list[str]:
-        """Return the options, `detail` excluded, that differ from their defaults and that a view does not use."""
+        """Return the options that differ from their defaults and that a view does not have."""
         pairs = [(option.name, getattr(self, option.name), option.default) for option in fields(self)]
         given = [n for n, value, usual in pairs if type(value) is not type(usual) or value != usual]
-        return [name for name in given if name not in ("detail", *VIEW_OPTIONS[view])]
+        return [name for name in given if name != "detail" and name not in VIEWS[view].__dataclass_fields__]
 
     def check_view(self, view: str) -> None:
-        """Raise an error if an option is given that a view does not use."""
+        """Raise an error if an option is given that a view does not have."""
         for name in self.unused(view):
-            uses = " or ".join(f"detail={other!r}" for other, names in VIEW_OPTIONS.items() if name in names)
+            uses = " or ".join(f"detail={k!r}" for k, kind in VIEWS.items() if name in kind.__dataclass_fields__)
             raise BNetError(f"{name}= has no effect with detail={view!r}", hint=f"Use {uses}")
 
 
-def parse_options(options: Mapping[str, Any], allowed: Collection[str] = ()) -> FigureOptions:
+OptionsT = TypeVar("OptionsT", bound=FigureOptions)
+ViewT = TypeVar("ViewT", bound=ViewOptions)
+
+
+def parse_options(kind: type[OptionsT], options: Mapping[str, Any]) -> OptionsT:
     """Options from keyword arguments; the error for an unknown name suggests similar ones."""
-    check_names("option of a picture", options, allowed or [option.name for option in fields(FigureOptions)])
-    return FigureOptions(**options)
+    check_names("option of a picture", options, [option.name for option in fields(kind)])
+    return kind(**options)
 
 
 def limit_error(
@@ -179,7 +236,7 @@ class SupportsProjection(Protocol):
         ...
 
 
-def project_highlight(options: FigureOptions, names: Collection[str]) -> FigureOptions:
+def project_highlight(options: ViewT, names: Collection[str]) -> ViewT:
     """The options with the highlight of a result projected to the nodes of a view."""
     if not isinstance(options.highlight, SupportsProjection):
         return options

@@ -31,8 +31,8 @@ from bnet_transformer.figures.attention_grid import (
 from bnet_transformer.figures.fonts import GRID_DENSITIES, Density, format_token
 from bnet_transformer.figures.graph_layout import layout_ground_graph, layout_net, make_drawing
 from bnet_transformer.figures.options import (
-    VIEW_OPTIONS,
-    FigureOptions,
+    VIEWS,
+    SentenceOptions,
     compose_picture,
     drop_wordless_components,
     get_highlighted_names,
@@ -60,7 +60,7 @@ MAX_MATCHED_NODES = 20_000  # an unknown name is compared with all nodes of a ne
 ArrowWeights = Mapping[tuple[int, int], float]
 
 
-def select_nodes(state: SentenceState, options: FigureOptions) -> NodeSelection:
+def select_nodes(state: SentenceState, options: SentenceOptions) -> NodeSelection:
     """The part of the ground graph that the options select."""
     selection = state.selection(
         weights=options.weights, slices=options.slices, words=options.words, heads=options.heads
@@ -68,7 +68,7 @@ def select_nodes(state: SentenceState, options: FigureOptions) -> NodeSelection:
     return selection if options.special else exclude_special_words(state, selection)
 
 
-def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
+def layout_sentence(state: SentenceState, options: SentenceOptions) -> Picture:
     """Lay out a sentence: its nodes if they are few, else the attention grid if it has one, else the folded net."""
     options = _resolve_names(state.ground, options)
     view = options.detail or _choose_view(state, options)
@@ -78,7 +78,7 @@ def layout_sentence(state: SentenceState, options: FigureOptions) -> Picture:
     return _layout_first_fit(state, options, views)
 
 
-def _resolve_names(ground: GroundGraph, options: FigureOptions) -> FigureOptions:
+def _resolve_names(ground: GroundGraph, options: SentenceOptions) -> SentenceOptions:
     """The options with a name for each node of `only` and `boxes`, and with words of `highlight` from the start."""
     highlight, only, boxes = options.highlight, options.only, options.boxes
     if isinstance(highlight, str):
@@ -108,7 +108,7 @@ def _count_words_from_start(ground: GroundGraph, path: str) -> str:
     return join_path(steps)
 
 
-def _layout_first_fit(state: SentenceState, options: FigureOptions, views: Sequence[str]) -> Picture:
+def _layout_first_fit(state: SentenceState, options: SentenceOptions, views: Sequence[str]) -> Picture:
     """Lay out the first view that fits the width of the options, and a page or a slide in height."""
     view, *remaining = views
     fallback = partial(_layout_first_fit, state, options, remaining) if remaining else None
@@ -122,7 +122,7 @@ def _layout_first_fit(state: SentenceState, options: FigureOptions, views: Seque
     return layout(state, options, fallback)
 
 
-def _list_smaller_views(state: SentenceState, options: FigureOptions, view: str) -> list[str]:
+def _list_smaller_views(state: SentenceState, options: SentenceOptions, view: str) -> list[str]:
     """The views with less detail than a view that draw the sentence with these options."""
     candidates = {"nodes": ("words", "folded"), "words": ("folded",), "folded": ()}[view]
     return [
@@ -133,7 +133,7 @@ def _list_smaller_views(state: SentenceState, options: FigureOptions, view: str)
     ]
 
 
-def _choose_view(state: SentenceState, options: FigureOptions) -> str:
+def _choose_view(state: SentenceState, options: SentenceOptions) -> str:
     """Return the default view: all nodes if they are few, else the attention grid, else the folded net.
 
     A view that does not draw the highlighted nodes is skipped.
@@ -158,7 +158,7 @@ def _choose_view(state: SentenceState, options: FigureOptions) -> str:
 # views that draw the highlighted nodes
 
 
-def _omitted_highlights(state: SentenceState, options: FigureOptions, view: str) -> list[str]:
+def _omitted_highlights(state: SentenceState, options: SentenceOptions, view: str) -> list[str]:
     """The highlighted names and patterns that match no node of a view."""
     names = get_highlighted_names(options.highlight)
     if not names:
@@ -170,12 +170,12 @@ def _omitted_highlights(state: SentenceState, options: FigureOptions, view: str)
     return [name for name in names if not match_nodes(name, nodes)]
 
 
-def _can_draw_all(state: SentenceState, options: FigureOptions, view: str) -> bool:
+def _can_draw_all(state: SentenceState, options: SentenceOptions, view: str) -> bool:
     """Whether a view draws all highlighted nodes and uses every given option."""
     return not options.unused(view) and not _omitted_highlights(state, options, view)
 
 
-def _check_highlights(state: SentenceState, options: FigureOptions, view: str) -> None:
+def _check_highlights(state: SentenceState, options: SentenceOptions, view: str) -> None:
     """Raise an error if a view omits highlighted nodes that another view, or fewer options, would draw."""
     omitted = _omitted_highlights(state, options, view)
     if not omitted:
@@ -185,14 +185,14 @@ def _check_highlights(state: SentenceState, options: FigureOptions, view: str) -
         names = [ground.iter_names(group) for group in graph.groups]
         known = itertools.chain(*names) if len(ground) <= MAX_MATCHED_NODES else map(next, names)  # one of each group
         raise unknown_name_error("highlight", omitted[0], known)
-    if suggestions := [text for other in VIEW_OPTIONS if (text := _suggest_options(state, options, other))]:
+    if suggestions := [text for other in VIEWS if (text := _suggest_options(state, options, other))]:
         expected = f"nodes that this figure draws (detail={view!r})"
         raise BNetError("highlight", expected=expected, actual=omitted[0], hint=f"Use {' or '.join(suggestions)}")
 
 
-def _suggest_options(state: SentenceState, options: FigureOptions, view: str) -> str:
+def _suggest_options(state: SentenceState, options: SentenceOptions, view: str) -> str:
     """Return as text the options with which a view draws all highlighted nodes; an empty string if there are none."""
-    defaults: dict[str, Any] = {option.name: option.default for option in fields(FigureOptions)}
+    defaults: dict[str, Any] = {option.name: option.default for option in fields(SentenceOptions)}
     unused = options.unused(view)
     given = [name for name in FILTER_OPTIONS if getattr(options, name) is not defaults[name]]
     parts = [name for name in given if name not in unused]
@@ -222,7 +222,7 @@ def _is_selected(ground: GroundGraph, name: str, selection: NodeSelection) -> bo
 # all nodes
 
 
-def _layout_nodes(state: SentenceState, options: FigureOptions, fallback: Callable[[], Picture] | None) -> Picture:
+def _layout_nodes(state: SentenceState, options: SentenceOptions, fallback: Callable[[], Picture] | None) -> Picture:
     """Lay out the selected nodes and their arrows."""
     ground, selection = state.ground, select_nodes(state, options)
     limit = math.inf if options.limit is None else options.limit
@@ -285,7 +285,7 @@ def _restrict_words(ground: GroundGraph, selection: NodeSelection, names: Sequen
     return replace(selection, words=words)
 
 
-def _arrow_limit_error(state: SentenceState, options: FigureOptions, selection: NodeSelection) -> BudgetError:
+def _arrow_limit_error(state: SentenceState, options: SentenceOptions, selection: NodeSelection) -> BudgetError:
     """Return the error for a graph with too many arrows; it suggests options that draw all highlighted nodes."""
     ground, limit = state.ground, options.limit or 0
     views = ("words", "folded") if _attention_specs(state, selection) else ("folded",)
@@ -316,7 +316,7 @@ def _candidate_filters(ground: GroundGraph) -> list[dict[str, Any]]:
     return [filters for filters in candidates if filters]
 
 
-def _select_strongest(state: SentenceState, weights: ArrowWeights, options: FigureOptions) -> ArrowWeights:
+def _select_strongest(state: SentenceState, weights: ArrowWeights, options: SentenceOptions) -> ArrowWeights:
     """Return the weights, with -1 for arrows below `min_weight` or not among the `top` strongest reads.
 
     A read is the group of arrows by which one node attends to one word (from k and v). Reads are compared by their
@@ -343,7 +343,7 @@ def _select_strongest(state: SentenceState, weights: ArrowWeights, options: Figu
 
 
 def _attention_weights(
-    state: SentenceState, options: FigureOptions, selection: NodeSelection
+    state: SentenceState, options: SentenceOptions, selection: NodeSelection
 ) -> tuple[ArrowWeights | None, str]:
     """Return `P(j | i)` of each arrow, or None; and the reason as text if `P(j | i)` is too expensive by default."""
     is_required = bool(options.attention) or options.min_weight is not None or options.top is not None
@@ -364,7 +364,7 @@ def _attention_weights(
 
 
 def _assign_boxes(
-    state: SentenceState, boxes: str | Mapping[str, str], options: FigureOptions, names: Sequence[str]
+    state: SentenceState, boxes: str | Mapping[str, str], options: SentenceOptions, names: Sequence[str]
 ) -> Mapping[str, str]:
     """Return the name of the box of each node that is in a box."""
     if not isinstance(boxes, str):
@@ -403,7 +403,7 @@ def _grid_nodes(state: SentenceState, selection: NodeSelection) -> dict[str, tup
     return nodes
 
 
-def _layout_words(state: SentenceState, options: FigureOptions, fallback: Callable[[], Picture] | None) -> Picture:
+def _layout_words(state: SentenceState, options: SentenceOptions, fallback: Callable[[], Picture] | None) -> Picture:
     """Lay out the attention grid."""
     network, selection = state.network, select_nodes(state, options)
     ends = [(spec, get_end_states(network, spec)) for spec in _attention_specs(state, selection)]
@@ -441,7 +441,7 @@ def _layout_words(state: SentenceState, options: FigureOptions, fallback: Callab
     return compose_picture(layout, options, reductions, GRID_DENSITIES, fallback)
 
 
-def _list_reductions(state: SentenceState, options: FigureOptions, view: str) -> list[str]:
+def _list_reductions(state: SentenceState, options: SentenceOptions, view: str) -> list[str]:
     """The options that make a figure smaller, as text."""
     graph = state.network.graph
     names = {"nodes": ("words", "slices", "heads"), "words": ("words", "slices")}[view]
@@ -494,7 +494,7 @@ def _state_stem(network: Network, stack: str) -> str:
     return group.stem
 
 
-def _describe_heads(network: Network, options: FigureOptions) -> str:
+def _describe_heads(network: Network, options: SentenceOptions) -> str:
     """Return a caption with the heads over which the attention grid is averaged."""
     if "head" not in network.graph.plate_sizes:
         return ""
