@@ -184,8 +184,8 @@ def plot_orbits(result: Sequence[TrialResult]) -> Any:
     """Plot the orbits of two starts on the sphere, up to t = 100: the midpoint rule, and over it each net."""
     true = integrate_orbits(create_axis_starts(torch.tensor([SHOWN], dtype=torch.float64)), LONG + 1)
     canvas = Canvas(None, "light", None)
-    with plot_rc_context(canvas.colours["ink"]):
-        for ax, item in zip(canvas.add_panels(1, len(result), 7.2, 2.6), result, strict=True):
+    with plot_rc_context(canvas.rc_params):
+        for ax, item in zip(canvas.add_panels(1, len(result), 7.0 / len(result), 2.2), result, strict=True):
             words = item.trial.words
             further = item.net.iterate(true[:, :words], LONG + 1 - words, ahead=words)
             _plot_sphere(canvas, ax)
@@ -200,8 +200,8 @@ def plot_orbits(result: Sequence[TrialResult]) -> Any:
 def plot_drift(result: Sequence[TrialResult]) -> Any:
     """Plot the distance of `|z|^2` from 1 along the rollouts, as a mean over all starts."""
     canvas = Canvas(None, "light", None)
-    with plot_rc_context(canvas.colours["ink"]):
-        ax = canvas.add_axes(5.2, 2.8)
+    with plot_rc_context(canvas.rc_params):
+        ax = canvas.add_axes(4.6, 2.3)
         for item, colour, dash in zip(result, canvas.head_colours, ("-", "--", ":"), strict=False):
             off = drift(item.rollout).clamp(min=1e-16)
             ax.semilogy(STEP * torch.arange(len(off)), off, color=colour, linestyle=dash, label=item.trial.name)

@@ -238,8 +238,8 @@ def _compute_coverage(draws: Tensor, truth: Tensor) -> float:
 def plot_windows(hidden: Tensor, truth: Tensor, forecasts: Mapping[str, Tensor]) -> Any:
     """Plot some held-out windows, their futures, and the forecasts."""
     canvas = Canvas(None, "light", None)
-    with plot_rc_context(canvas.colours["ink"]):
-        panels = canvas.add_panels(1, SHOWN, 10.5, 2.6)
+    with plot_rc_context(canvas.rc_params):
+        panels = canvas.add_panels(1, SHOWN, 8.5 / SHOWN, 2.0)
         for k, ax in enumerate(panels):
             row = k * len(truth) // SHOWN
             observed = torch.cat([hidden[row, -SEASON:], truth[row]])[:, 0]

@@ -47,7 +47,7 @@ def test_a_map_has_the_measure_of_each_head_in_its_colour_and_its_number(inclusi
     assert get_ticks(figure.axes[0], "y") == ["a_0", "a_1"] and get_ticks(figure.axes[0]) == ["0", "1", "2", "3"]
     numbers = [text for text in get_ax_texts(figure.axes[0]) if "±" not in text]
     assert numbers == [format_short(value) for value in values.flatten().tolist()]
-    assert "4 sentences" in figure.axes[0].get_title("left")
+    assert "4 sentences" in figure.texts[0].get_text()
     paper = figure.get_facecolor()[:3]
     for text in figure.axes[0].texts:
         mesh = figure.axes[0].collections[0]
@@ -105,7 +105,7 @@ def test_errors_are_written_where_they_are_known(inclusion):
     single = bt.inclusion(inclusion.network, TEXTS[:1], draws=50, progress=False)
     assert torch.isnan(single.ablation_error).all()
     assert not any("±" in text for text in get_ax_texts(bt.plot(single, show="ablation").axes[0]))
-    assert bt.plot(single).axes[0].get_title("left").endswith("1 sentence")
+    assert bt.plot(single).texts[0].get_text().endswith("1 sentence")
 
 
 @pytest.mark.parametrize("top", [3, 50])
@@ -153,7 +153,7 @@ def test_the_loss_has_a_line_per_measure_distinguishable_without_colour(loss):
         ends = band.get_paths()[0].get_extents()
         assert ends.ymax == pytest.approx(float((values + error).max()))
         assert ends.ymin == pytest.approx(float((values - error).min()))
-    assert "4 sentences" in figure.axes[0].get_title("left")
+    assert "4 sentences" in figure.texts[0].get_text()
 
 
 def test_an_axis_by_powers_of_ten_is_for_losses_that_are_far_apart(loss):

@@ -59,7 +59,7 @@ def test_a_long_sentence_has_bands_of_equal_states_and_a_legend():
     assert [colour for *_, y, colour in bands if round(y) == 0] == [BLUE, ORANGE, GREEN]
     assert [colour == GREEN for *_, y, colour in bands if round(y) == 1] == [False, True, False]
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["0 = noun", "1 = verb", "2 = other"]
-    assert get_texts(ax)[:2] == ["0", "2"] and len(get_ticks(ax)) < 12
+    assert get_texts(ax)[9:11] == ["0", "2"] and len(get_ticks(ax)) < 12
     assert len(render(figure, "svg")) < 60_000
 
 
@@ -69,8 +69,7 @@ def test_each_explained_node_has_a_cell_with_its_state(name):
     result = case.sentence.most_probable(case.evidence, count=2)
     figure = bt.plot(result, theme="dark")
     texts = [text for ax in figure.axes for text in get_texts(ax)]
-    cells = [text.rpartition(" = ")[2] for text in texts[: texts.index("rank")]]
-    cells += texts[texts.index("rank") + 9 :]  # the cells of further panels
+    cells = [text.rpartition(" = ")[2] for text in texts[9:]]  # after the ranks and their probabilities
     expected = [label for node in result.nodes for label in result.labels(node)]
     assert sorted(cells) == sorted(expected)
     assert sum(len(get_rectangles(ax)) for ax in figure.axes) == len(expected)
@@ -84,7 +83,7 @@ def test_observed_nodes_are_grey_and_nodes_without_words_are_above_the_words():
     single = GroupStates("g", ("g",), torch.tensor([1]), torch.tensor(True), 2)
     both = RankedStates(("g",), torch.ones(1, 1), mixed.log_probs, 0.0, (single, *mixed.groups), mixed.tokens)
     ax = bt.plot(both).axes[0]
-    assert get_texts(ax)[:2] == ["g = 1", "0"] and get_rectangles(ax)[0][2] == 0 and get_ticks(ax, "y") == ["c_0"]
+    assert get_texts(ax)[4:6] == ["g = 1", "0"] and get_rectangles(ax)[0][2] == 0 and get_ticks(ax, "y") == ["c_0"]
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas, format_digits
 from bnet_transformer.plots.heat_maps import (
     ERROR_SIZE,
     HeatMapData,
-    draw_heat_map,
+    draw_matrix,
     fit_font_size,
     frame_cell,
     probability_limits,
@@ -87,13 +87,13 @@ def plot_reads(
         rows = [k for k, is_special in enumerate(result.special) if not is_special] if not special else slice(None)
         shown = select_words(canvas, result.tokens, result.special, special, None if is_flow else values[rows])
         data = HeatMapData(values, result.tokens, result.tokens).select(shown, shown)
-        draw_heat_map(canvas, data, **labels, limits=limits, square=True)
+        draw_matrix(canvas, [data], **labels, limits=limits, square=True)
         canvas.set_title(f"Attention over {span}")
     elif show == "entropy":
         data = HeatMapData(to_numpy(result.entropies), tuple(map(str, result.slices)), result.tokens)
         shown = select_words(canvas, result.tokens, result.special, special)
         data = data.select(range(len(result.slices)), shown)
-        draw_heat_map(canvas, data, value_label="entropy of P(j | i), nats", x="word i that attends", y="slice")
+        draw_matrix(canvas, [data], value_label="entropy of P(j | i), nats", x="word i that attends", y="slice")
         return
     else:
         reader = n - 1 if word is None else check_int("word", word, minimum=0)
@@ -158,7 +158,7 @@ def draw_flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], min
     label_width = tick_label_width([tokens[i] for i in rows]) + 0.35
     column_width = min(1.6, max(0.5, (canvas.page_width - 2 * label_width) / last))
     bar = 0.035 / column_width
-    ax = canvas.add_axes(2 * label_width + column_width * last, min(7.5, 0.34 * len(rows) + 1.0))
+    ax = canvas.add_axes(column_width * last, min(6.8, 0.34 * len(rows) + 0.3))
     for t in range(last):
         draw_ribbons(canvas, ax, t, bar, flows[t] * mask[t], mass, rows)
     for level, i in np.argwhere(is_end):
@@ -182,8 +182,7 @@ def draw_flow(canvas: Canvas, result: Reads, word: int, path: Sequence[int], min
     ax.set_ylim(len(rows) - 0.4, -0.6)
     ax.set_yticks([])
     names = [f"slice {t}" for t in result.slices]
-    width = canvas.panel_size(ax, (column_width * last, 0.0))[0]
-    canvas.set_tick_labels(ax, "x", names, width, positions=[t + 0.5 for t in range(last)])
+    canvas.set_tick_labels(ax, "x", names, positions=[t + 0.5 for t in range(last)])
     ax.tick_params(length=0)
     hidden = (flows > 0) & ~mask
     if hidden.any():
@@ -257,9 +256,7 @@ def _draw_words(
     """Draw the source words with their weights at the left, and the output word at the right."""
     texts = [format_fraction(float(word_weights[i])) if word_weights[i] > 0 else "–" for i in rows]
     offset = max(28.0, 12 + max(text_width(text, SMALL_FONT_SIZE + 0.5) for text in texts))
-    step = 1
-    if canvas.user_axes is not None:
-        step = max(1, math.ceil(1.2 * MIN_FONT_SIZE * len(rows) / (0.6 * 72 * canvas.space.height / ax.figure.dpi)))
+    step = max(1, math.ceil(1.2 * MIN_FONT_SIZE * len(rows) / (72 * canvas.panel_size(ax)[1])))
     for k, (i, text) in enumerate(zip(rows, texts, strict=True)):
         if k % step and i != word:
             continue
@@ -294,7 +291,7 @@ def plot_tan(result: Tan, canvas: Canvas) -> None:
     counts = np.full((len(boxes), len(boxes)), np.nan)
     counts[*positions[result.quotient.arrows].T] = result.quotient.counts
     data = HeatMapData(counts, tuple(boxes), tuple(boxes))
-    draw_heat_map(canvas, data, value_label="arrows", x="to box", y="from box", square=True)
+    draw_matrix(canvas, [data], value_label="arrows", x="to box", y="from box", square=True)
     nearly = f" (almost {result.nearly})" if result.nearly != result.kind else ""
     canvas.set_title(f"{result.kind.replace('no DAG', 'not a DAG')}{nearly}")
 
@@ -320,7 +317,7 @@ def plot_corpus_tan(result: CorpusTan, canvas: Canvas, *, corrected: bool = True
     np.fill_diagonal(values, np.nan)
     data = HeatMapData(values, result.boxes, result.boxes)
     value_label = "mutual information given the class, nats" + (", corrected" if corrected else "")
-    ax = draw_heat_map(canvas, data, value_label=value_label, x="box", y="box", square=True)
+    (ax,) = draw_matrix(canvas, [data], value_label=value_label, x="box", y="box", square=True)
     for i, parent in enumerate(result.parents):
         for row, column in ((i, parent), (parent, i)) if parent >= 0 else ():
             frame_cell(canvas, ax, row, column)
@@ -369,9 +366,9 @@ def draw_arcs(canvas: Canvas, result: TanTree, min_weight: float | None, top: in
     parents, tokens = tree.parents, tree.tokens
     n = len(tokens)
     span = max((abs(i - p) for i, p in enumerate(parents) if p >= 0), default=1)
-    width = max(3.0, min(canvas.page_width, 0.55 * n + 0.4))
-    ax = canvas.add_axes(width, min(4.0, 0.75 + tick_label_width(tokens) + 0.16 * span))
-    panel_width, _ = canvas.panel_size(ax, (width - 0.3, 0.0))
+    height = 0.25 * span + 0.65
+    width = min(canvas.page_width - 0.3, max(2.7, 0.55 * n), 3.2 * n / height)  # in inches
+    ax = canvas.add_axes(width, width * height / n, has_fixed_shape=True)
     for i, (parent, weight) in enumerate(zip(parents, tree.weights, strict=True)):
         if parent == HIDDEN_PARENT:
             continue
@@ -390,7 +387,7 @@ def draw_arcs(canvas: Canvas, result: TanTree, min_weight: float | None, top: in
     for side in ("left", "bottom"):
         ax.spines[side].set_visible(False)
     ax.set_yticks([])
-    canvas.set_tick_labels(ax, "x", tokens, panel_width)
+    canvas.set_tick_labels(ax, "x", tokens)
     ax.tick_params(length=0)
 
 
@@ -469,7 +466,7 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
             canvas.add_note(f"±: {kind}.")
 
     norm = Normalize(0.0, 1.0) if show == "rho" else choose_norm(values)
-    ax = draw_heat_map(canvas, data, value_label=value_label, x="head", y="", norm=norm, write_cells=write_cells)
+    (ax,) = draw_matrix(canvas, [data], value_label=value_label, x="head", y="", norm=norm, write_cells=write_cells)
     if isinstance(norm, SymLogNorm):
         assert norm.vmin is not None and norm.vmax is not None
         powers = [norm.linthresh * 10**k for k in range(int(math.log10(norm.vmax / norm.linthresh)) + 1)]
@@ -567,9 +564,8 @@ def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
         to_float_array("rho", tensor.flatten()[order])
         for tensor in (result.low, result.mean, result.high, result.log_bayes, result.error)
     )
-    planned_height = max(1.0, 0.19 * len(names))
-    ax = canvas.add_axes(min(canvas.page_width, 4.6 + tick_label_width(names)), planned_height + 0.8)
-    _, height = canvas.panel_size(ax, (0.0, planned_height))
+    ax = canvas.add_axes(3.7, max(1.0, 0.19 * len(names)))
+    height = canvas.panel_size(ax)[1]
     y = np.arange(len(names))
     colour = canvas.colours["accent"]
     ax.axvline(0.5, color=canvas.colours["grey"], linewidth=0.8, linestyle=(0, (4, 3)), label="prior mean")
@@ -581,7 +577,7 @@ def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
         style: Any = {"ha": "left", "va": "center_baseline", "fontsize": 6.5, "clip_on": False}
         canvas.add_text(ax, 1.04, y[k], f"{format_short(log[k])}{error_text}", color=canvas.colours["grey"], **style)
     ax.set_xlim(0.0, 1.02)
-    canvas.label_rows(ax, names, planned_height)
+    canvas.label_rows(ax, names)
     interval = f" with {result.interval:.0%} interval" if result.has_interval.any() else ""
     canvas.set_axis_labels(ax, f"rho{interval}; right: log Bayes factor")
     ax.grid(axis="x", color=canvas.colours["line"], linewidth=0.5)
@@ -602,7 +598,7 @@ def plot_damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> N
     measures, counts = (result.labels[axis] for axis in result.axes)
     x = np.array([int(count) for count in counts])
     values, errors = to_float_array("loss", result.values), to_float_array("errors", result.error)
-    ax = canvas.add_axes(4.8, 2.8)
+    ax = canvas.add_axes(4.2, 2.3)
     marker_step = max(1, len(x) // 10)
     for k, (measure, (name, line, marker)) in enumerate(zip(measures, LINE_STYLES, strict=True)):
         colour = canvas.colours[name]
@@ -618,7 +614,7 @@ def plot_damage(result: Damage, canvas: Canvas, *, log: bool | None = None) -> N
         ax.set_yscale("symlog", linthresh=linthresh)
         ax.yaxis.set_major_locator(SymmetricalLogLocator(base=10, linthresh=linthresh))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
-    canvas.style_curve_axes(ax, "number of ablated heads, least important first", "loss per sentence, nats", 8)
+    canvas.style_curve_axes(ax, "number of ablated heads, least important first", "loss per sentence, nats")
     canvas.add_legend(ax, loc="upper left", title="heads ranked by", title_fontsize=SMALL_FONT_SIZE)
     plural = "s" * (result.sentences != 1)
     canvas.set_title(f"Loss by number of ablated heads, {result.sentences:,} sentence{plural}")
@@ -634,33 +630,28 @@ def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) ->
     signs = assign_signs(result.relations)
     colours = _assign_colours(result.relations, canvas)
     rows, columns = result.probability.shape
-    left = tick_label_width(result.slices)
-    right = 0.1 if canvas.is_narrow else 1.6
-    width, height = min(canvas.page_width - left - right, max(1.2, 0.42 * columns)), min(7.0, max(0.5, 0.36 * rows))
-    ax = canvas.add_axes(width + left + right, height + 0.9)
-    planned = width, height
-    width, height = canvas.panel_size(ax, planned)
+    ax = canvas.add_axes(max(1.2, 0.42 * columns), min(7.0, max(0.5, 0.36 * rows)))
 
     def fill_cells() -> None:
-        size = canvas.panel_size(ax, planned)
+        size = canvas.panel_size(ax)
         _draw_cells(result, canvas, ax, signs, colours, (size[0] / columns, size[1] / rows))
 
     canvas.draw_when_sized(fill_cells)
     ax.set_xlim(-0.5, columns - 0.5)
     ax.set_ylim(rows - 0.5, -0.5)
     canvas.draw_frame(ax)
-    canvas.set_tick_labels(ax, "x", [str(head) for head in range(columns)], width)
-    canvas.set_tick_labels(ax, "y", result.slices, height)
+    canvas.set_tick_labels(ax, "x", [str(head) for head in range(columns)])
+    canvas.set_tick_labels(ax, "y", result.slices)
     selectors = ", ".join(dict.fromkeys(name for name in result.selectors if name))
     canvas.set_axis_labels(ax, f"state of {selectors}" if selectors else "head")
     used_roles = {name for row in result.role for name in row}
     handles = [Patch(facecolor=colours[n], label=f"{signs[n]}  {n}") for n in result.relations if n in used_roles]
     if canvas.is_narrow:
-        canvas.add_legend(ax, handles=handles, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=4)
+        canvas.add_legend(ax, handles=handles, is_above=True, ncols=4)
     else:
         canvas.add_legend(ax, handles=handles, loc="upper left", bbox_to_anchor=(1.02, 1.0), borderaxespad=0.0)
     plural = "s" * (result.sentences != 1)
-    canvas.set_title(f"Roles of heads, {result.sentences:,} sentence{plural}", is_above_legend=canvas.is_narrow)
+    canvas.set_title(f"Roles of heads, {result.sentences:,} sentence{plural}")
     canvas.add_note("Cell: the relation whose share of the attention is farthest above chance, and that share.")
     canvas.add_note(
         f"Intense colour: all attention. Pale: chance. ?: probability of the role below {CONFIDENT_PROBABILITY:.0%}."
@@ -728,7 +719,7 @@ def _plot_relation(result: Roles, canvas: Canvas, relation: str) -> None:
     )
     heads = tuple(str(head) for head in range(mean.shape[1]))
     data = HeatMapData(mean, result.slices, heads)
-    draw_heat_map(canvas, data, value_label=f"share of {relation}", x="head", y="", limits=probability_limits([mean]))
+    draw_matrix(canvas, [data], value_label=f"share of {relation}", x="head", y="", limits=probability_limits([mean]))
     canvas.set_title(f"Attention to the {relation} word" if relation != OTHER else "Attention to other words")
     canvas.add_note(
         f"Chance: {chance.mean():.2f}. {result.interval:.0%} intervals: at most {(high - low).max():.2f} wide."

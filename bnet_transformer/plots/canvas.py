@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import itertools
-import logging
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +19,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_rgb
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.font_manager import FontProperties, get_font_names
-from matplotlib.gridspec import GridSpecFromSubplotSpec, SubplotSpec
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
-from matplotlib.ticker import FixedLocator, Formatter, MaxNLocator, ScalarFormatter
+from matplotlib.ticker import Formatter, MaxNLocator, ScalarFormatter
 from matplotlib.transforms import Bbox
 
 from bnet_transformer._core.files import as_path, atomic_write
@@ -34,7 +30,6 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fonts import (
     BASE_FONT,
     GENERIC_FONTS,
-    MIN_FONT_SIZE,
     MISSING_GLYPH,
     PRINT_DPI,
     check_font_name,
@@ -146,14 +141,10 @@ def count_decimals(numbers: FloatArray) -> int:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The figure of a plot: its fonts, its layout, and how it is saved with an exact width.
+# The figure of a plot: its settings of matplotlib, and how it is saved.
 
 
-PADDING = 0.06  # inches around the content
-SHARED_LABEL_HEIGHT = 0.17  # inches of the label that all panels share
-NOTE_SHARE = 0.97  # of the width: letters on a screen are up to 3% wider than in print
-DPI = 144  # points per inch
-
+DPI = 144  # of a picture on a screen
 RC_PARAMS: Any = {
     "text.parse_math": False,
     "font.family": [BASE_FONT],
@@ -164,118 +155,103 @@ RC_PARAMS: Any = {
     "ps.fonttype": 42,
 }
 VECTOR_FORMATS = ("svg", "svgz", "pdf", "ps", "eps", "pgf")
+NAMED_FONT_FORMATS = ("svg", "svgz")  # a file of these formats has the name of a font, not its letters
 DATE_METADATA = {"svg": "Date", "pdf": "CreationDate"}  # omitted, so that equal plots have equal bytes
 SAVE_HINT = "Install it, use another one, or save as SVG, which has only its name"
-NAMED_FONT_FORMATS = ("svg", "svgz")  # a file of these formats has the name of a font, not its letters
 
 
 @contextmanager
-def plot_rc_context(text_colour: str) -> Iterator[None]:
-    """A context with the matplotlib settings of plots."""
-    with matplotlib.style.context("default"), matplotlib.rc_context({**RC_PARAMS, "text.color": text_colour}):
+def plot_rc_context(settings: Any) -> Iterator[None]:
+    """A context with some settings of matplotlib, and otherwise its defaults."""
+    with matplotlib.style.context("default"), matplotlib.rc_context(settings):
         yield
-
-
-@contextmanager
-def silence_font_search() -> Iterator[None]:
-    """A context without the messages of matplotlib about a font that is not installed."""
-    logger = logging.getLogger("matplotlib.font_manager")
-    level = logger.level
-    logger.setLevel(logging.ERROR + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
-def relative_font_width(font: str | None) -> float:
-    """The width of text in an installed font relative to that in the default font, at least 1; 1 for None."""
-    if font is None:
-        return 1.0
-    sample = "abcdefghijklmnopqrstuvwxyz 0123456789"
-    widths = [
-        text_to_path.get_text_width_height_descent(sample, FontProperties(family=family, size=10), ismath=False)[0]
-        for family in (font, BASE_FONT)
-    ]
-    return max(1.0, widths[0] / widths[1])
 
 
 class PlotFigure(Figure):
-    """A Figure that saves text as text, without date and empty margins, and writes files atomically.
+    """A Figure that saves text as text, without a date, and writes files atomically.
 
-    With `exact_width`, files have the size of the figure. A notebook shows it without pyplot. A `missing_font` is named
-    only in SVG: all texts have installed fonts, with which their sizes are measured.
+    Its files have the size of the figure. A notebook shows it without pyplot. A `missing_font` is named only in SVG:
+    all texts have installed fonts, with which their sizes are measured.
     """
 
-    text_colour = "black"
-    exact_width = False
+    rc_params: Any = RC_PARAMS
     missing_font = ""
+    has_width = False
 
     def draw(self, renderer: Any) -> None:
-        with plot_rc_context(self.text_colour):
+        with plot_rc_context(self.rc_params):
             super().draw(renderer)
 
     def get_tightbbox(self, renderer: Any = None, *args: Any, **options: Any) -> Bbox:
-        """The box of the content in inches; with `exact_width`, that of the figure."""
-        if self.exact_width:
-            return Bbox.from_bounds(0, 0, *self.get_size_inches())
-        return super().get_tightbbox(renderer, *args, **options)
+        """The box of the figure in inches, which is that of its content."""
+        return Bbox.from_bounds(0, 0, *self.get_size_inches())
 
     def savefig(self, fname: Any, **options: Any) -> None:
         is_path = isinstance(fname, str | os.PathLike)
-        file_format = options.pop("format", None) or (as_path(fname).suffix[1:] if is_path else "")
+        file_format = str(options.pop("format", None) or (as_path(fname).suffix[1:] if is_path else "")).lower()
         if not file_format:
-            file_format = matplotlib.rcParams["savefig.format"]
-            fname = f"{os.fspath(fname)}.{file_format}" if is_path else fname
-        if self.missing_font and file_format.lower() not in NAMED_FONT_FORMATS:
+            file_format = "png"
+            fname = f"{os.fspath(fname)}.png" if is_path else fname
+        if self.missing_font and file_format not in NAMED_FONT_FORMATS:
             resolve_font(self.missing_font, get_font_names(), SAVE_HINT)
-        if file_format.lower() in DATE_METADATA:
-            options["metadata"] = {DATE_METADATA[file_format.lower()]: None, **(options.get("metadata") or {})}
-        options = {"bbox_inches": "tight", "pad_inches": PADDING, **options}
-        if self.exact_width:
-            options |= {"bbox_inches": "tight", "pad_inches": 0}
-            if file_format.lower() not in VECTOR_FORMATS:
-                options = {"dpi": PRINT_DPI, **options}
-        self._save(fname if is_path else None, fname, file_format, options)
-
-    def _save(self, path: Any, target: Any, file_format: str, options: dict[str, Any]) -> None:
-        """Write a file or a stream."""
-        self.draw_without_rendering()  # compute the layout at the dpi of the figure, not of the file
-        with (
-            plot_rc_context(self.text_colour),
-            self._name_missing_font(file_format),
-            atomic_write(path) if path is not None else nullcontext(target) as stream,
-        ):
-            buffer = io.BytesIO()  # on a full disk, the writers of matplotlib raise errors other than OSError
-            super().savefig(buffer if path is not None else stream, format=file_format, **options)
-            if path is not None:
-                stream.write_bytes(buffer.getvalue())
-
-    @contextmanager
-    def _name_missing_font(self, file_format: str) -> Iterator[None]:
-        """A context in which the texts of an SVG have the font that is not installed as their first choice."""
-        is_named = self.missing_font and file_format.lower() in NAMED_FONT_FORMATS
-        texts: list[Any] = self.findobj(Text) if is_named else []
-        families = {text: text.get_fontfamily() for text in texts if text.get_fontfamily()[0] == BASE_FONT}
-        try:
-            for text, names in families.items():
-                text.set_fontfamily([self.missing_font, *names])
-            with silence_font_search() if families else nullcontext():
-                yield
-        finally:
-            for text, names in families.items():
-                text.set_fontfamily(names)
+        if file_format in DATE_METADATA:
+            options["metadata"] = {DATE_METADATA[file_format]: None, **(options.get("metadata") or {})}
+        if self.has_width and file_format not in VECTOR_FORMATS:
+            options = {"dpi": PRINT_DPI, **options}
+        options |= {"format": file_format, "pad_inches": 0}
+        buffer = io.BytesIO()  # on a full disk, the writers of matplotlib raise errors other than OSError
+        with plot_rc_context(self.rc_params):
+            super().savefig(buffer if is_path else fname, **options)
+        if is_path:
+            with atomic_write(fname) as path:
+                path.write_bytes(buffer.getvalue())
 
     def _repr_png_(self) -> bytes:
         """The PNG that a notebook shows."""
-        buffer = io.BytesIO()
-        pad = 0 if self.exact_width else PADDING
         if self.missing_font:
             warnings.warn(
                 f"font {self.missing_font!r} is not installed: {BASE_FONT} is shown. {SAVE_HINT}", stacklevel=2
             )
-        self._save(None, buffer, "png", {"bbox_inches": "tight", "pad_inches": pad, "dpi": DPI})
+        buffer = io.BytesIO()
+        with plot_rc_context(self.rc_params):
+            super().savefig(buffer, format="png", dpi=DPI)
         return buffer.getvalue()
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# The canvas. The layout is that of panels with sizes in inches: their labels are fitted to these sizes and measured,
+# and the sizes of panels, margins, title and notes add to the size of the figure. With a width, the panels share what
+# the margins leave. The constrained layout of matplotlib has a fixed size of the figure, and is slow with many panels.
+
+
+PAGE_WIDTH = 6.9  # the width of the text of a page, in inches
+FONT_SIZE = 8.0
+SMALL_FONT_SIZE = 7.0
+TITLE_FONT_SIZE = 9.0
+PADDING = 0.06  # inches around the content
+PANEL_GAP = 0.1  # inches between the labels of two panels
+BAR_SIZE = (0.09, 2.6)  # inches: the width and the maximum height of a colour bar for several panels
+MAX_GROWTH = 1.5  # of panels with a fixed shape, to fill a narrow figure
+FIT_STEPS = 2  # wrapped labels change the size of panels, on which labels depend
+MIN_PANEL_WIDTH = 0.12  # inches
+MIN_LABEL_SPACE = 90.0  # points: labels of axes are not wrapped to less
+MIN_NOTE_WIDTH = 1.7  # inches
+NOTE_SHARE = 0.97  # of the width: letters on a screen are up to 3% wider than in print
+MAX_LABEL_SHARE = 0.38  # of the width of the page for the labels at the left of an axis
+NARROW_WIDTH = 5.0  # inches
+MAX_LABEL_LENGTH = 18  # characters of a word
+
+AXES_FONT_HINT = "Install it or use another one; without ax=, an SVG file needs only its name"
+# One hue, whose lightness changes monotonically from background to text: the scale is readable with any colour vision
+# and in grey.
+SEQUENTIAL_COLOURS = {
+    "light": ("#f1f4f8", "#c3d7ea", "#7fb0d8", "#3a82bd", "#135a97", "#08335c"),
+    "dark": ("#1d242e", "#1f4468", "#256b9f", "#4796cf", "#8cc3ea", "#e3f2fd"),
+}
+DIVERGING_COLOURS = {
+    "light": ("#08406f", "#2f7fb8", "#9cc5e3", "#f4f5f6", "#f3b48c", "#cc6426", "#7c3208"),
+    "dark": ("#b5dcf8", "#5ea9dc", "#28587f", "#1d2026", "#7a4723", "#e0894c", "#ffd9b8"),
+}
 
 
 def wrap_text(text: str, size: float, points: float, max_lines: int | None = None) -> str:
@@ -294,481 +270,29 @@ def cut(line: str, size: float, points: float) -> str:
     return next((f"{line[:n].rstrip()}…" for n in lengths if text_width(f"{line[:n]}…", size) <= points), "…")
 
 
-def measure_content(figure: Figure) -> Bbox:
-    """The box in pixels of the axes of a figure with their labels and legends, without the texts of the figure."""
-    panels = [ax for ax in figure.axes if ax.get_visible()]
-    legends = [legend for ax in panels if (legend := ax.get_legend()) is not None]
-    boxes = [*(ax.get_tightbbox() for ax in panels), *(legend.get_window_extent() for legend in legends)]
-    return Bbox.union([box for box in boxes if box is not None])
-
-
-class FigureLayout(ConstrainedLayoutEngine):
-    """Packs the panels as tightly as their labels allow, and puts title, shared axis labels and notes around them.
-
-    With `exact_width`, title and notes span the width of the figure.
-    """
-
-    def __init__(self, exact_width: bool = False, font_scale: float = 1.0) -> None:
-        super().__init__(compress=True)
-        self.exact_width, self.font_scale = exact_width, font_scale
-        self.texts: dict[str, Text] = {}
-        self.notes: list[str] = []
-        self.size: tuple[float, ...] = ()
-        self.panels: Sequence[Axes] = ()
-
-    def execute(self, fig: Any) -> None:
-        size = tuple(fig.get_size_inches())
-        if size != self.size and self.panels[0].get_subplotspec() is not None:
-            if self.exact_width:
-                left = ((SHARED_LABEL_HEIGHT if "y" in self.texts else 0) + PADDING / 2) / size[0]
-                self.set(rect=(left, 0, 1 - left - PADDING / 2 / size[0], 1))
-            super().execute(fig)  # a second run would move the panels slightly
-        self.size = size
-        inches = fig.dpi_scale_trans.inverted()
-        box = inches.transform_bbox(measure_content(fig))
-        panels = inches.transform_bbox(Bbox.union([ax.bbox for ax in self.panels if ax.get_visible()]))
-        left = box.x0 - (SHARED_LABEL_HEIGHT if "y" in self.texts else 0.0)
-        right = box.x1
-        if self.exact_width:
-            left, right = PADDING, size[0] - PADDING
-        bottom = box.y0 - PADDING
-        positions = {
-            "y": (box.x0 - PADDING, (panels.y0 + panels.y1) / 2),
-            "x": ((panels.x0 + panels.x1) / 2, bottom),
-            "title": (left, box.y1 + PADDING),
-            "notes": (left, bottom - (SHARED_LABEL_HEIGHT if "x" in self.texts else 0.0)),
-        }
-        for name, text in self.texts.items():
-            text.set_position(np.divide(positions[name], size).tolist())
-        if "notes" in self.texts:
-            text = self.texts["notes"]
-            points = max(120.0, NOTE_SHARE * 72 * (right - left)) / self.font_scale
-            text.set_text("\n".join(wrap_text(note, float(text.get_fontsize()), points) for note in self.notes))
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Fit texts to the space of a figure with a given width, or of the axes of a user.
-#
-# All sizes are measured in the laid out figure. Labels are wrapped, ticks are thinned, legends get fewer columns.
-
-
-SPACE_PADDING = 0.03  # inches between the content and the end of the space of the user's axes
-MIN_TICK_GAP = 2.0  # points between the labels of two ticks
-MIN_TICKS = 2
-MAX_LABEL_LINES = 3
-
-
-def get_pixels(ax: Axes) -> float:
-    """The number of pixels of a point (1/72 inch)."""
-    return float(ax.figure.dpi) / 72
-
-
-def get_child_axes(ax: Axes) -> list[Axes]:
-    """The axes inside other axes, such as a colour bar."""
-    return [child for child in ax.child_axes if isinstance(child, Axes)]
-
-
-def measure_axes(ax: Axes) -> tuple[float, float]:
-    """The width and height of axes in points."""
-    box = ax.get_window_extent()
-    return float(box.width / get_pixels(ax)), float(box.height / get_pixels(ax))
-
-
-def thin_numeric_ticks(ax: Axes) -> None:
-    """Reduce the ticks of axes with numbers until their labels do not overlap."""
-    for axis, side in ((ax.xaxis, 0), (ax.yaxis, 1)):
-        locator, gap = axis.get_major_locator(), get_pixels(ax) * MIN_TICK_GAP
-        if isinstance(locator, MaxNLocator) and axis.get_scale() == "linear":
-            for count in range(8, MIN_TICKS - 1, -1):
-                if not _labels_overlap(axis, side, gap):
-                    break
-                locator.set_params(nbins=count)
-        elif isinstance(locator, FixedLocator) and axis.get_scale() != "linear":
-            positions, labels = axis.get_majorticklocs(), [label.get_text() for label in axis.get_ticklabels()]
-            while len(positions) > MIN_TICKS and _labels_overlap(axis, side, gap):
-                positions, labels = positions[::2], labels[::2]
-                axis.set_ticks(positions, labels=labels)
-
-
-def _labels_overlap(axis: Any, side: int, gap: float) -> bool:
-    """Whether the labels of neighbouring ticks overlap."""
-    limits = sorted(axis.get_view_interval())
-    labels = [
-        tick.label1
-        for tick, position in zip(axis.get_major_ticks(), axis.get_majorticklocs(), strict=False)
-        if tick.label1.get_visible() and limits[0] <= position <= limits[1]
+def relative_font_width(font: str | None) -> float:
+    """The width of text in an installed font relative to that in the default font, at least 1; 1 for None."""
+    if font is None:
+        return 1.0
+    sample = "abcdefghijklmnopqrstuvwxyz 0123456789"
+    widths = [
+        text_to_path.get_text_width_height_descent(sample, FontProperties(family=family, size=10), ismath=False)[0]
+        for family in (font, BASE_FONT)
     ]
-    ends = sorted(tuple(label.get_window_extent().get_points()[:, side]) for label in labels if label.get_text())
-    return any(first[1] + gap > second[0] for first, second in itertools.pairwise(ends))
+    return max(1.0, widths[0] / widths[1])
 
 
-def wrap_axis_labels(ax: Axes, max_width: float) -> None:
-    """Wrap the label of the x axis to a width in points, and that of the y axis to the height of the axes."""
-    _wrap(ax.xaxis.label, max_width)
-    _wrap(ax.yaxis.label, max(40.0, measure_axes(ax)[1]))
-
-
-def _wrap(label: Text, points: float, max_lines: int = MAX_LABEL_LINES) -> None:
-    """Wrap a label, which may be wrapped already."""
-    text = label.get_text()
-    if text:
-        label.set_text(wrap_text(text.replace("\n", " "), float(label.get_fontsize()), points, max_lines))
-
-
-def legend_width(ax: Axes) -> float:
-    """The width of the legend of axes in points."""
-    legend = ax.get_legend()
-    return 0.0 if legend is None else float(legend.get_window_extent().width / get_pixels(ax))
-
-
-def shrink_lines(ax: Axes, factor: float) -> None:
-    """Multiply the widths of lines and the sizes of markers."""
-    for line in ax.lines:
-        line.set_linewidth(line.get_linewidth() * factor)
-        line.set_markersize(line.get_markersize() * factor)
-        line.set_markeredgewidth(line.get_markeredgewidth() * factor)
-    for collection in ax.collections:
-        collection.set_linewidth([width * factor for width in np.atleast_1d(collection.get_linewidth())])
-    for patch in ax.patches:
-        patch.set_linewidth(patch.get_linewidth() * factor)
-
-
-# the space of the user's axes
-
-
-def find_space(ax: Axes) -> Bbox:
-    """The space of axes in pixels: their cell of the grid of subplots, or up to the middle of the gaps to others."""
-    figure = ax.figure
-    spec = ax.get_subplotspec()
-    box = _space_between(ax, figure) if spec is None else _cell_of(spec, figure)
-    title = getattr(figure, "_suptitle", None)
-    bounds = figure.bbox
-    top = 1.0
-    if title is not None and title.get_text():
-        top = min(1.0, (title.get_window_extent().y0 - bounds.y0) / bounds.height)
-    x0, x1 = (bounds.x0 + x * bounds.width for x in (box.x0, box.x1))
-    y0, y1 = (bounds.y0 + y * bounds.height for y in (box.y0, min(box.y1, top)))
-    pad = SPACE_PADDING * figure.dpi
-    return Bbox.from_extents(x0 + pad, y0 + pad, x1 - pad, y1 - pad)
-
-
-def measure_cell(ax: Axes) -> float:
-    """The smaller side in inches of the space of axes; of a grid of subplots the same for all cells of one size."""
-    spec, box = ax.get_subplotspec(), ax.figure.bbox
-    if spec is None or isinstance(spec.get_gridspec(), GridSpecFromSubplotSpec):
-        space = find_space(ax)
-        return float(min(space.width, space.height) / ax.figure.dpi)
-    grid = spec.get_gridspec()
-    width = box.width * len(spec.colspan) / grid.ncols
-    return float(min(width, box.height * len(spec.rowspan) / grid.nrows) / ax.figure.dpi)
-
-
-def _cell_of(spec: SubplotSpec, figure: Any) -> Bbox:
-    """The cell of a grid with half of the gaps around it, in fractions of the figure."""
-    grid: Any = spec.get_gridspec()
-    outer = Bbox.unit()
-    if isinstance(grid, GridSpecFromSubplotSpec):
-        outer = _cell_of(grid._subplot_spec, figure)  # type: ignore[attr-defined]
-    bottoms, tops, lefts, rights = grid.get_grid_positions(figure)
-    rows, columns = spec.rowspan, spec.colspan
-
-    def middle(ends: Any, starts: Any, k: int, last: int, edges: tuple[float, float]) -> float:
-        return edges[0] if k == 0 else edges[1] if k > last else float(ends[k - 1] + starts[k]) / 2
-
-    x0, x1 = (middle(rights, lefts, k, grid.ncols - 1, (outer.x0, outer.x1)) for k in (columns.start, columns.stop))
-    y1, y0 = (middle(bottoms, tops, k, grid.nrows - 1, (outer.y1, outer.y0)) for k in (rows.start, rows.stop))
-    return Bbox.from_extents(x0, y0, x1, y1)
-
-
-def _space_between(ax: Axes, figure: Any) -> Bbox:
-    """The space up to the middle of the gaps to other axes, in fractions of the figure."""
-    box_of_axes = ax.get_position(original=True)
-    x0, y0, x1, y1 = 0.0, 0.0, 1.0, 1.0
-    for other in figure.axes:
-        box = other.get_position(original=True)
-        if other is ax or not other.get_visible():
-            continue
-        if box.y0 < box_of_axes.y1 and box_of_axes.y0 < box.y1:
-            x0 = max(x0, (box.x1 + box_of_axes.x0) / 2) if box.x1 <= box_of_axes.x0 else x0
-            x1 = min(x1, (box.x0 + box_of_axes.x1) / 2) if box.x0 >= box_of_axes.x1 else x1
-        if box.x0 < box_of_axes.x1 and box_of_axes.x0 < box.x1:
-            y0 = max(y0, (box.y1 + box_of_axes.y0) / 2) if box.y1 <= box_of_axes.y0 else y0
-            y1 = min(y1, (box.y0 + box_of_axes.y1) / 2) if box.y0 >= box_of_axes.y1 else y1
-    return Bbox.from_extents(x0, y0, x1, y1)
-
-
-def move_into(ax: Axes, space: Bbox, min_share: float) -> bool:
-    """Move axes so that their labels are inside a space in pixels; return whether they have `min_share` of it."""
+def measure_margins(ax: Axes) -> list[float]:
+    """The space in inches at the left, right, bottom and top of a panel that its labels and its legend require."""
     tight, legend = ax.get_tightbbox(), ax.get_legend()
     box = ax.get_window_extent()  # after get_tightbbox, which applies the aspect
-    if tight is None:
-        return True
+    assert tight is not None
+    bottom, top = tight.y0, tight.y1
     if legend is not None:
         extent = legend.get_window_extent()
-        tight = Bbox.from_extents(tight.x0, min(tight.y0, extent.y0), tight.x1, max(tight.y1, extent.y1))
-    margins = box.x0 - tight.x0, box.y0 - tight.y0, tight.x1 - box.x1, tight.y1 - box.y1
-    left, bottom, right, top = (max(0.0, float(margin)) for margin in margins)
-    target = [space.x0 + left, space.y0 + bottom, space.x1 - right, space.y1 - top]
-    is_large = target[3] - target[1] >= min_share * space.height and target[2] - target[0] >= min_share * space.width
-    target[2] = max(target[2], target[0] + 0.1 * space.width)
-    target[3] = max(target[3], target[1] + 0.1 * space.height)
-    box, bounds = Bbox.from_extents(*target), ax.figure.bbox
-    x0, y0 = (box.x0 - bounds.x0) / bounds.width, (box.y0 - bounds.y0) / bounds.height
-    ax.set_position((x0, y0, box.width / bounds.width, box.height / bounds.height))
-    ax.apply_aspect()
-    return bool(is_large)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Fit the panels of a plot to the width of a figure, or into the axes of a user.
-
-
-MAX_GROWTH = 0.5  # of the height of a figure, to fill its width
-FIT_STEPS = 2  # wrapped labels change the size of panels, on which labels depend
-SMALL_TEXT, SMALL_LINES = 0.72, 0.65  # the factors of the sizes of texts and lines in a small space
-SMALL_TITLE = 5.5  # points
-SMALL_LEGEND = {
-    "handlelength": 1.0,
-    "labelspacing": 0.2,
-    "handletextpad": 0.4,
-    "columnspacing": 0.8,
-    "title_fontsize": 5,
-}
-MIN_PANEL_SHARE = 0.38  # of the space of the user's axes; notes are omitted before a panel gets smaller
-
-
-def fit_to_width(canvas: Canvas, figure: PlotFigure, width: float) -> None:
-    """Lay out the figure, fit its texts, and set the height of the figure to that of its content.
-
-    Args:
-        canvas: The canvas with all panels drawn.
-        figure: The figure of the canvas.
-        width: The width of the figure in inches.
-    """
-    canvas.is_laid_out = True
-    canvas.add_figure_texts()
-    points = NOTE_SHARE * 72 * (width - 2 * PADDING)
-    for ax in canvas.layout.panels:
-        _fit_legend(canvas, ax, points)  # the layout of a legend that is too wide leaves no space for the panel
-        wrap_axis_labels(ax, points / 1.3)
-    for _ in range(FIT_STEPS):
-        canvas.layout.size = ()
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "constrained_layout not applied", UserWarning)
-            canvas.layout.execute(figure)
-        _fit_texts(canvas, points)
-        _fill_width(canvas, figure)
-    canvas.layout.size = ()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "constrained_layout not applied", UserWarning)
-        try:
-            canvas.layout.execute(figure)
-        except UserWarning:
-            raise canvas.narrow_error() from None
-    canvas.finish_panels()
-    canvas.add_figure_texts()
-    canvas.layout.execute(figure)
-    figure.set_layout_engine("none")
-    _crop_height(figure)
-
-
-def _fill_width(canvas: Canvas, figure: PlotFigure) -> None:
-    """Increase the height of a narrow figure if panels of a fixed shape do not fill its width."""
-    panels = [ax for ax in canvas.layout.panels if ax.get_visible()]
-    if not canvas.is_narrow or panels[0].get_aspect() == "auto" or panels[0].get_subplotspec() is None:
-        return
-    width, height = figure.get_size_inches()
-    inches = figure.dpi_scale_trans.inverted()
-    content = inches.transform_bbox(measure_content(figure))
-    box = inches.transform_bbox(Bbox.union([ax.get_window_extent() for ax in panels]))
-    slack = width - 2 * PADDING - content.width - (SHARED_LABEL_HEIGHT if "y" in canvas.layout.texts else 0.0)
-    figure.set_size_inches(width, height + min(max(0.0, slack) * box.height / box.width, MAX_GROWTH * height))
-
-
-def _fit_texts(canvas: Canvas, width: float) -> None:
-    """Thin ticks, wrap labels and reduce the columns of legends; `width` is that of the figure in points."""
-    panels = [ax for ax in canvas.layout.panels if ax.get_visible()]
-    _show_tick_labels(canvas)
-    for ax in panels:
-        thin_numeric_ticks(ax)
-        points = measure_axes(ax)[0]
-        if len(panels) == 1:
-            box, pixels = ax.get_window_extent(), get_pixels(ax)
-            middle = (box.x0 + box.x1) / 2 / pixels
-            points = 2 * min(middle, 72 * canvas.page_width - middle) - 6
-        wrap_axis_labels(ax, max(points, 60.0) / canvas.font_scale)
-        for bar in get_child_axes(ax):
-            wrap_axis_labels(bar, width)
-        if canvas.panel_titles.get(ax):
-            _wrap(ax.title, points / canvas.font_scale, 2)
-        _fit_legend(canvas, ax, width)
-
-
-def _show_tick_labels(canvas: Canvas) -> None:
-    """Show the tick labels that fit the present sizes of the panels."""
-    for ticks in canvas.tick_labels.values():
-        is_y = ticks.axis_name == "y"
-        low, high = ticks.ax.get_ylim() if is_y else ticks.ax.get_xlim()
-        canvas.show_tick_labels(ticks, measure_axes(ticks.ax)[is_y] / abs(high - low))
-
-
-def _fit_legend(canvas: Canvas, ax: Axes, width: float) -> None:
-    """Reduce the columns of a legend until it is not wider than `width` points, then shorten its texts.
-
-    A wide legend above the panel is moved to the left edge.
-    """
-    options = canvas.legends.get(ax)
-    if options is None:
-        return
-    is_inside = "bbox_to_anchor" not in options
-    limit = max(40.0, 0.9 * measure_axes(ax)[0]) if is_inside else width
-    if canvas.user_axes is not None and not is_inside and options.get("loc") == "upper left":
-        limit = (canvas.space.x1 - ax.get_window_extent().x0) / get_pixels(ax)
-    while options.get("ncols", 1) > 1 and legend_width(ax) > limit:
-        options["ncols"] -= 1
-        canvas.show_legend(ax)
-    if options.get("loc") == "lower left":  # above the panel
-        box, pixels = ax.get_window_extent(), get_pixels(ax)
-        left = (box.x0 - canvas.space.x0) / pixels
-        exceeds_width = legend_width(ax) > width - left
-        options["bbox_to_anchor"] = (-max(0.0, left - 4) * pixels / box.width if exceeds_width else 0, 1)
-        canvas.show_legend(ax)
-    legend, excess = ax.get_legend(), legend_width(ax) - limit
-    if legend is not None and excess > 0:
-        max_text_width = max(text.get_window_extent().width for text in legend.get_texts()) / get_pixels(ax)
-        points = max(8.0, 0.97 * (max_text_width - excess))
-        for text in legend.get_texts():
-            text.set_text(cut(text.get_text(), float(text.get_fontsize()), points))
-
-
-def _crop_height(figure: PlotFigure) -> None:
-    """Set the height of the figure to that of its content."""
-    width, height = figure.get_size_inches()
-    inches = figure.dpi_scale_trans.inverted()
-    boxes = [measure_content(figure), *(text.get_window_extent() for text in figure.texts)]
-    box = inches.transform_bbox(Bbox.union(boxes))
-    low, new_height = box.y0 - PADDING, box.height + 2 * PADDING
-
-    def move(y: float) -> float:
-        return float((y * height - low) / new_height)
-
-    boxes_by_axes = [(ax, ax.get_position(original=True)) for ax in figure.axes]
-    figure.set_size_inches(width, new_height)
-    for ax, position_box in boxes_by_axes:
-        ax.set_position(
-            (position_box.x0, move(position_box.y0), position_box.width, move(position_box.y1) - move(position_box.y0))
-        )
-    for text in figure.texts:
-        x, y = text.get_position()
-        text.set_position((x, move(y)))
-
-
-def fit_into_axes(canvas: Canvas, ax: Axes, title: str) -> None:
-    """Fit title, labels and notes into the space of the user's axes; move the axes unless a layout engine does.
-
-    Args:
-        canvas: The canvas with the panel drawn.
-        ax: The axes of the user.
-        title: The title.
-    """
-    if canvas.is_small:
-        shrink_lines(ax, SMALL_LINES)
-        _shrink(canvas, ax)
-    label = ax.get_xlabel()
-    canvas.is_laid_out = True
-    _fit_user_axes(canvas, ax, title, label)
-    canvas.finish_panels()
-    if canvas.is_small:
-        _shrink(canvas, ax)
-    _fit_user_axes(canvas, ax, title, label)
-
-
-def _shrink(canvas: Canvas, ax: Axes) -> None:
-    """Reduce the sizes of all texts in a small space, to at least the smallest legible size."""
-    if ax in canvas.legends:
-        fonts = {**canvas.legends[ax]["prop"], "size": MIN_FONT_SIZE}
-        canvas.legends[ax] |= SMALL_LEGEND | {"prop": fonts}
-        canvas.show_legend(ax)
-    for axis in [axis for panel in (ax, *ax.child_axes) for axis in (panel.xaxis, panel.yaxis)]:
-        size = float(axis.get_ticklabels()[0].get_fontsize()) if axis.get_ticklabels() else MIN_FONT_SIZE
-        axis.set_tick_params(labelsize=max(MIN_FONT_SIZE, size * SMALL_TEXT), pad=1.5)
-    for text in ax.findobj(Text):
-        text.set_fontsize(max(MIN_FONT_SIZE, float(text.get_fontsize()) * SMALL_TEXT))
-
-
-def _fit_user_axes(canvas: Canvas, ax: Axes, title: str, label: str) -> None:
-    """Fit with the notes; without them, and with a title of one line, if the panel would be too small."""
-    for notes, lines in ((canvas.notes, 3), ([], 3), ([], 1)):
-        is_large = True
-        for _ in range(FIT_STEPS + 1):
-            is_large = _fit_iteration(canvas, ax, title, label, notes, lines)
-        _show_tick_labels(canvas)
-        if is_large:
-            return
-
-
-def _fit_iteration(canvas: Canvas, ax: Axes, title: str, label: str, notes: Sequence[str], title_lines: int) -> bool:
-    """Wrap and thin the texts for the current position of the axes, and move the axes."""
-    points, box, space = get_pixels(ax), ax.get_window_extent(), canvas.space
-    middle = (box.x0 + box.x1) / 2
-    centred = 2 * min(middle - space.x0, space.x1 - middle) / points / canvas.font_scale
-    ax.set_xlabel(label)
-    wrap_axis_labels(ax, centred)
-    size = float(ax.xaxis.label.get_fontsize())
-    lines = [ax.get_xlabel(), *(wrap_text(note, size, centred) for note in notes)]
-    ax.set_xlabel("\n".join(line for line in lines if line))
-    for bar in get_child_axes(ax):
-        wrap_axis_labels(bar, space.width / points)
-    _show_tick_labels(canvas)
-    thin_numeric_ticks(ax)
-    _fit_legend(canvas, ax, space.width / points)
-    _set_title(canvas, ax, title, (space.x1 - box.x0) / points, title_lines)
-    engine: Any = ax.get_figure(root=True).get_layout_engine()  # type: ignore[union-attr]
-    if engine is not None:
-        engine.execute(ax.get_figure(root=True))
-        new = ax.get_window_extent()
-        return bool(new.height >= MIN_PANEL_SHARE * space.height)
-    return move_into(ax, space, MIN_PANEL_SHARE)
-
-
-def _set_title(canvas: Canvas, ax: Axes, title: str, width: float, lines: int) -> None:
-    """Set the title of the user's axes, above a legend that is above the panel."""
-    (line,), fonts = canvas.format_texts([title], 120) if title else ([""], [])
-    size = SMALL_TITLE if canvas.is_small else canvas.title_size
-    legend, pad = ax.get_legend(), 3 if canvas.is_small else 8
-    if legend is not None and title:
-        overlap = legend.get_window_extent().y1 - ax.get_window_extent().y1
-        pad = max(pad, overlap / get_pixels(ax) + 2)
-    text = wrap_text(line, size * canvas.font_scale, width, lines)
-    style: Any = {"fontfamily": fonts} if fonts else {}
-    ax.set_title(text, loc="left", pad=pad, fontsize=size, color=canvas.colours["ink"], **style)
-
-
-PAGE_WIDTH = 6.9  # the width of the text of a page, in inches
-FONT_SIZE = 8.0
-SMALL_FONT_SIZE = 7.0
-TITLE_FONT_SIZE = 9.0
-
-MAX_LABEL_SHARE = 0.38  # of the width of the page for the labels at the left of an axis
-NARROW_WIDTH = 5.0  # inches
-SMALL_SPACE = 2.0  # inches: texts in a smaller space of the user's axes have the smallest size
-MIN_PANEL_WIDTH = 0.12  # inches
-COLOUR_BAR_WIDTH = 0.57  # inches of a colour bar with its ticks and label
-USER_AXES_SHARE = 0.9  # of the measured size: notes that are added last reduce the size of the user's axes
-
-AXES_FONT_HINT = "Install it or use another one; without ax=, an SVG file needs only its name"
-MAX_LABEL_LENGTH = 18  # characters of a word
-
-# One hue, whose lightness changes monotonically from background to text: the scale is readable with any colour vision
-# and in grey.
-SEQUENTIAL_COLOURS = {
-    "light": ("#f1f4f8", "#c3d7ea", "#7fb0d8", "#3a82bd", "#135a97", "#08335c"),
-    "dark": ("#1d242e", "#1f4468", "#256b9f", "#4796cf", "#8cc3ea", "#e3f2fd"),
-}
-DIVERGING_COLOURS = {
-    "light": ("#08406f", "#2f7fb8", "#9cc5e3", "#f4f5f6", "#f3b48c", "#cc6426", "#7c3208"),
-    "dark": ("#b5dcf8", "#5ea9dc", "#28587f", "#1d2026", "#7a4723", "#e0894c", "#ffd9b8"),
-}
+        bottom, top = min(bottom, extent.y0), max(top, extent.y1)
+    margins = box.x0 - tight.x0, tight.x1 - box.x1, box.y0 - bottom, top - box.y1
+    return [max(0.0, float(margin) / ax.figure.dpi) for margin in margins]
 
 
 @dataclass(frozen=True)
@@ -786,7 +310,7 @@ class Canvas:
     """The figure and axes of a plot, with the `colours` of the theme; notes are printed below the panels.
 
     With `width` (see `parse_width`), the figure has exactly this width; else it is as wide as its content requires, at
-    most `page_width`.
+    most `page_width`. `rc_params` are the settings of matplotlib with which it is drawn.
     """
 
     def __init__(
@@ -801,141 +325,107 @@ class Canvas:
             raise BNetError("width= cannot be combined with ax=", hint=hint)
         self.width = None if width is None else parse_width(width)
         self.page_width = PAGE_WIDTH if self.width is None else self.width
-        self.space = Bbox.unit() if ax is None else find_space(ax)  # of the user's axes, in pixels
-        self.is_small = False  # in a small part of the figure of the user, all texts have the smallest size
         if ax is not None:
-            self.page_width = self.space.width / ax.figure.dpi
-            self.is_small = measure_cell(ax) < SMALL_SPACE
+            self.page_width = ax.get_window_extent().width / ax.figure.dpi
         name = check_font_name(font)
         if ax is not None and name is not None:
             resolve_font(name, get_font_names(), AXES_FONT_HINT)
         family = None if name is None else find_family(name, get_font_names())
-        self.font = name if name in GENERIC_FONTS else family  # None for the default font
         self.missing_font = name if name is not None and family is None else ""
+        self.font: str = family or ("sans-serif" if name else BASE_FONT)
+        if name is not None and name in GENERIC_FONTS:
+            self.font = name
         self.font_scale = relative_font_width(family)
         self.colours = get_palette(theme)
         self.head_colours = HEAD_COLOURS[theme]
         self.theme = theme
+        self.rc_params = RC_PARAMS | {"text.color": self.colours["ink"], "font.family": [self.font]}
+        if self.missing_font:  # an SVG has all names of this generic font
+            self.rc_params["font.sans-serif"] = [self.missing_font, BASE_FONT]
         self.user_axes = ax
-        self.title, self.title_size = title, TITLE_FONT_SIZE
+        self.title = title
         self.figure: Figure | SubFigure | None = None if ax is None else ax.figure
-        self.layout = FigureLayout(self.width is not None, self.font_scale)
-        self._colour_bar_axes: Axes | None = None
-        self._title, self._is_title_above_legend = "", False
-        self._label_style: dict[str, Any] = {
-            "fontsize": FONT_SIZE,
-            "color": self.colours["grey"],
-            "fontfamily": self.with_font([BASE_FONT]),
-        }
-        self._figure_texts: dict[str, tuple[str, dict[str, Any]]] = {}  # texts and their style
         self.notes: list[str] = []
+        self._default_title = ""
+        self._shared_labels = ("", "")
+        self._figure_texts: dict[str, Text] = {}
         self._missing_glyphs: set[str] = set()
-        self.tick_labels: dict[tuple[Axes, str], TickLabels] = {}
-        self.legends: dict[Axes, dict[str, Any]] = {}
-        self.panel_titles: dict[Axes, str] = {}
+        self._panels: Any = np.empty((0, 0), dtype=object)  # `[row, column]`
+        self._panel_width, self._panel_heights, self._has_fixed_shape = 0.0, np.zeros(0), False
+        self._colour_bar: Axes | None = None  # of several panels
+        self._tick_labels: dict[tuple[Axes, str], TickLabels] = {}
+        self._legends: dict[Axes, dict[str, Any]] = {}
         self._final_steps: list[Callable[[], None]] = []
-        self.is_laid_out = False  # then sizes are measured
-
-    def with_font(self, fonts: Sequence[str]) -> list[str]:
-        """Font families, the first choice first: the font of the user, then those that contain the characters."""
-        return [*([self.font] if self.font else []), *fonts]
-
-    def panel_size(self, ax: Axes, default: tuple[float, float] | None = None) -> tuple[float, float]:
-        """Width and height of a panel in inches: `default` for a new figure, else measured."""
-        is_measured = self.user_axes is not None or self.is_laid_out
-        if default is not None and not is_measured:
-            return default
-        box, share = ax.get_window_extent(), 1.0 if self.user_axes is None else USER_AXES_SHARE
-        return share * box.width / ax.figure.dpi, share * box.height / ax.figure.dpi
-
-    def limit_label_length(self, longest: int) -> int:
-        """The number of characters of a label that has at most a third of the width of the page."""
-        return max(4, min(longest, int(MAX_LABEL_SHARE * 72 * self.page_width / (0.6 * SMALL_FONT_SIZE))))
 
     @property
     def is_narrow(self) -> bool:
         """Whether the figure is narrower than two panels with axes."""
         return self.page_width < NARROW_WIDTH
 
+    def with_font(self, fonts: Sequence[str]) -> list[str]:
+        """Font families, the first choice first: the font of the user, then those that contain the characters."""
+        return list(dict.fromkeys([self.font, *fonts]))
+
+    def panel_size(self, ax: Axes) -> tuple[float, float]:
+        """Width and height of a panel in inches."""
+        box = ax.get_window_extent()
+        return float(box.width) / ax.figure.dpi, float(box.height) / ax.figure.dpi
+
+    def limit_label_length(self, longest: int) -> int:
+        """The number of characters of a label that has at most a third of the width of the page."""
+        return max(4, min(longest, int(MAX_LABEL_SHARE * 72 * self.page_width / (0.6 * SMALL_FONT_SIZE))))
+
     def draw_when_sized(self, draw: Callable[[], None]) -> None:
         """Draw a part that depends on the final size of the panels, which `panel_size` then returns."""
         self._final_steps.append(draw)
 
-    def add_axes(self, width: float, height: float) -> Axes:
-        """One panel: the user's axes, or the axes of a new figure with a size in inches."""
-        return self.add_panels(1, 1, width, height)[0]
+    # panels
 
-    def add_panels(self, rows: int, columns: int, width: float, height: float, **options: Any) -> list[Axes]:
-        """The panels of a new figure, row by row; or the user's axes if there is only one panel."""
-        self._check_panels(rows * columns)
-        if self.user_axes is not None:
-            return self._style_axes([self.user_axes])
-        panels = self._create_figure(width, height).subplots(rows, columns, squeeze=False, **options).ravel().tolist()
-        return self._style_axes(panels)
+    def add_axes(self, width: float, height: float, *, has_fixed_shape: bool = False) -> Axes:
+        """One panel: the user's axes, or new axes with a size in inches."""
+        return self.add_panels(1, 1, width, height, has_fixed_shape=has_fixed_shape)[0]
 
-    def add_panel_grid(
-        self, rows: int, columns: int, panel_size: tuple[float, float], gap: tuple[float, float], left: float
+    def add_panels(
+        self,
+        rows: int,
+        columns: int,
+        width: float,
+        height: float | Sequence[float],
+        *,
+        has_fixed_shape: bool = False,
+        **options: Any,
     ) -> list[Axes]:
-        """Many small panels with a size in inches, row by row, and a colour bar.
+        """The panels of a new figure, row by row; or the user's axes if there is only one panel.
 
-        `left` is the space for the labels of the first column. The positions are computed directly, without the slow
-        constrained layout.
+        Each panel has a size in inches, without its labels; `height` can be a number for each row. The panels are
+        narrower if they do not fit on a page, and fill a figure with a width. With `has_fixed_shape`, their height
+        changes with their width.
         """
-        self._check_panels(rows * columns)
-        (w, h), (gap_x, gap_y) = panel_size, gap
-        if w < MIN_PANEL_WIDTH:
-            raise self.narrow_error()
-        width, height = left + columns * (w + gap_x) + COLOUR_BAR_WIDTH, rows * (h + gap_y)
-        width = width if self.width is None else self.width
-        figure, axes = self._create_figure(width, height), []
-        for k in range(rows * columns):
-            i, j = divmod(k, columns)
-            left_bottom = ((left + j * (w + gap_x)) / width, 1 - ((i + 1) * (h + gap_y) - gap_y) / height)
-            axes.append(figure.add_axes((*left_bottom, w / width, h / height), label=f"panel {k}"))
-        bar_height = min(2.6, height - gap_y)
-        bar_bottom = (height + gap_y - bar_height) / 2 / height
-        bar_bounds = ((left + columns * (w + gap_x) + 0.04) / width, bar_bottom, 0.09 / width, bar_height / height)
-        self._colour_bar_axes = figure.add_axes(bar_bounds, label="scale")
-        return self._style_axes(axes)
-
-    def _check_panels(self, count: int) -> None:
-        """Raise an error for several panels on the axes of the user."""
-        if self.user_axes is not None and count > 1:
+        if self.user_axes is not None and rows * columns > 1:
             hint = "Choose one panel by an option of the plot, or leave out ax="
-            raise BNetError("ax", expected="a plot with one panel", actual=f"{count} panels", hint=hint)
-
-    def narrow_error(self) -> BNetError:
-        """The error for a width in which the labels leave no space for a panel."""
-        hint = "Use a larger width, or plot a part of the result"
-        return BNetError("width", expected="space for the labels of this plot", actual=f"{self.width:g}in", hint=hint)
-
-    def _create_figure(self, width: float, height: float) -> PlotFigure:
-        """A new figure of a size in inches."""
-        width = width if self.width is None else self.width
-        self.figure = PlotFigure(figsize=(width, height), dpi=DPI, layout=self.layout, facecolor=self.colours["paper"])
-        self.figure.text_colour = self.colours["ink"]
-        self.figure.exact_width = self.width is not None
-        self.figure.missing_font = self.missing_font
-        FigureCanvasAgg(self.figure)
-        return self.figure
-
-    def _style_axes(self, panels: list[Axes]) -> list[Axes]:
-        """The panels with thin frames, small fonts and the colours of the theme."""
+            raise BNetError("ax", expected="a plot with one panel", actual=f"{rows * columns} panels", hint=hint)
+        self._panel_width, self._panel_heights = width, np.broadcast_to(height, rows)
+        self._has_fixed_shape = has_fixed_shape
+        if self.user_axes is not None:
+            self._panels = np.array([[self.user_axes]])
+        else:
+            share = min(1.0, self.page_width / (columns * width))
+            size = share * columns * width, (share if has_fixed_shape else 1.0) * float(self._panel_heights.sum())
+            self.figure = figure = PlotFigure(figsize=size, dpi=DPI, facecolor=self.colours["paper"])
+            figure.rc_params, figure.missing_font = self.rc_params, self.missing_font
+            figure.has_width = self.width is not None
+            FigureCanvasAgg(figure)
+            grid: Any = {"left": 0, "right": 1, "bottom": 0, "top": 1, "wspace": 0, "hspace": 0}
+            grid["height_ratios"] = self._panel_heights
+            self._panels = figure.subplots(rows, columns, squeeze=False, gridspec_kw=grid, **options)
         ticks: Any = {"color": self.colours["line"], "labelcolor": self.colours["ink"], "labelsize": SMALL_FONT_SIZE}
-        for ax in panels:
+        for ax in self._panels.flat:
             ax.set_facecolor(self.colours["paper"])
             for side, spine in ax.spines.items():
                 spine.set(color=self.colours["line"], linewidth=0.8, visible=side in ("left", "bottom"))
-            ax.tick_params(
-                which="major", length=3, pad=3, width=0.8, labelfontfamily=self.with_font([BASE_FONT]), **ticks
-            )
-        self.layout.panels = panels
+            ax.tick_params(which="major", length=3, pad=3, width=0.8, labelfontfamily=self.with_font([]), **ticks)
+        panels: list[Axes] = self._panels.ravel().tolist()
         return panels
-
-    def set_shared_labels(self, x: str, y: str) -> None:
-        """Set labels for the axes of all panels together."""
-        self._figure_texts["x"] = x, self._label_style | {"ha": "center", "va": "top"}
-        self._figure_texts["y"] = y, self._label_style | {"ha": "right", "va": "center", "rotation": 90}
 
     def draw_frame(self, ax: Axes) -> None:
         """Draw a frame on all sides, without tick marks."""
@@ -943,15 +433,31 @@ class Canvas:
             spine.set_visible(True)
         ax.tick_params(which="both", length=0)
 
-    def set_title(self, text: str, *, is_above_legend: bool = False) -> None:
+    # texts
+
+    def format_texts(self, texts: Sequence[object], max_length: int = MAX_LABEL_LENGTH) -> tuple[list[str], list[str]]:
+        """The texts for display and their fonts; characters that no font has are replaced, and a note lists them."""
+        strings, fonts, missing = replace_missing_glyphs([format_token(text, max_length) for text in texts])
+        self._missing_glyphs |= set(missing)
+        return strings, self.with_font(fonts)
+
+    def set_title(self, text: str) -> None:
         """Set the default title of the figure; the user's title replaces it."""
-        self._title, self._is_title_above_legend = text, is_above_legend
+        self._default_title = text
+
+    def set_shared_labels(self, x: str, y: str) -> None:
+        """Set labels for the axes of all panels together."""
+        self._shared_labels = x, y
+
+    def add_note(self, text: str) -> None:
+        """Add a note below the plot, such as a convention or a count of omitted parts; a note is added only once."""
+        if text and text not in self.notes:
+            self.notes.append(text)
 
     def set_panel_title(self, ax: Axes, text: str) -> None:
         """Set the title of one of several panels."""
-        (line,), fonts = self.format_texts([text], 60) if text else ([""], self.with_font([BASE_FONT]))
+        (line,), fonts = self.format_texts([text], 60) if text else ([""], [self.font])
         ax.set_title(line, fontsize=FONT_SIZE, fontfamily=fonts, color=self.colours["ink"], pad=3)
-        self.panel_titles[ax] = line
 
     def set_axis_labels(self, ax: Axes, x: str = "", y: str = "") -> None:
         """Set the labels of the axes of a panel; an empty label does not change the existing one."""
@@ -960,103 +466,65 @@ class Canvas:
                 (line,), fonts = self.format_texts([text], 80)
                 set_label(line, fontsize=FONT_SIZE, fontfamily=fonts, color=self.colours["grey"])
 
-    def add_note(self, text: str) -> None:
-        """Add a note below the plot, such as a convention or a count of omitted parts; a note is added only once."""
-        if text and text not in self.notes:
-            self.notes.append(text)
-
-    def format_texts(self, texts: Sequence[object], max_length: int = MAX_LABEL_LENGTH) -> tuple[list[str], list[str]]:
-        """The texts for display and their fonts; characters that no font has are replaced, and a note lists them."""
-        strings, fonts, missing = replace_missing_glyphs([format_token(text, max_length) for text in texts])
-        self._missing_glyphs |= set(missing)
-        return strings, self.with_font(fonts)
-
-    def set_tick_labels(
-        self,
-        ax: Axes,
-        axis_name: str,
-        labels: Sequence[object],
-        inches: float,
-        max_length: int = MAX_LABEL_LENGTH,
-        positions: Sequence[float] | None = None,
-    ) -> None:
-        """Label the ticks 0, 1, 2, ... of an axis, or those at `positions`.
-
-        Only as many labels are shown as do not overlap in a length of `inches`. Wide labels are rotated.
-        """
-        texts, fonts = self.format_texts(labels, max_length)
-        tick_positions = tuple(map(float, range(len(texts)) if positions is None else positions))
-        ticks = TickLabels(ax, axis_name, tuple(texts), tuple(fonts), tick_positions)
-        self.tick_labels[ax, axis_name] = ticks
-        span = tick_positions[-1] - tick_positions[0] + 1 if tick_positions else 1
-        self.show_tick_labels(ticks, 72 * inches / span)
-
-    def label_rows(self, ax: Axes, labels: Sequence[object], inches: float, max_length: int = MAX_LABEL_LENGTH) -> None:
-        """Label the rows of a panel from top to bottom, without tick marks; `inches` is its height in a new figure."""
-        ax.set_ylim(len(labels) - 0.4, -0.6)
-        ax.tick_params(axis="y", length=0)
-        self.set_tick_labels(ax, "y", labels, self.panel_size(ax, (0.0, inches))[1], max_length)
-
-    def show_tick_labels(self, ticks: TickLabels, unit: float) -> None:
-        """Show as many labels as do not overlap, where a unit of the axis is `unit` points long."""
-        texts, tick_positions = ticks.texts, ticks.positions
-        if not texts:
-            return
-        size = SMALL_FONT_SIZE + 0.5 if not self.is_small else MIN_FONT_SIZE
-        pitch = unit * min(np.diff(sorted(tick_positions)), default=1.0)
-        if pitch < 1.2 * size:
-            size = max(min(6.0, size), min(size, pitch / 1.2))
-        step = max(1, math.ceil(1.2 * size / pitch))
-        shown = range(0, len(texts), step)
-        rotation: dict[str, Any] = {}
-        max_width = self.font_scale * max(text_width(texts[k], size) for k in shown)
-        if ticks.axis_name == "x" and max_width + 4 > pitch * step:
-            rotation = {"rotation": 90}
-            if pitch * step > 1.9 * size:
-                rotation = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
-        elif ticks.axis_name == "x":
-            rotation = {"rotation": 0, "ha": "center", "rotation_mode": "default"}
-        style: dict[str, Any] = {"fontsize": size, "fontfamily": list(ticks.fonts), "parse_math": False}
-        axis = ticks.ax.xaxis if ticks.axis_name == "x" else ticks.ax.yaxis
-        labels = [texts[k] for k in shown]
-        style |= {"usetex": False, "color": self.colours["ink"], **rotation}
-        axis.set_ticks([tick_positions[k] for k in shown], labels=labels, **style)
-
-    def set_index_ticks(self, ax: Axes) -> None:
-        """Label the x axis with the numbers of some columns, where the words of a long sentence do not fit."""
-        self.tick_labels.pop((ax, "x"), None)
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
-        ax.xaxis.set_major_formatter(ScalarFormatter())
-        ax.tick_params(axis="x", length=3, labelrotation=0)
-
     def add_text(self, ax: Axes, x: float, y: float, text: object, **style: Any) -> None:
         """Draw a text at data coordinates."""
         (line,), fonts = self.format_texts([text], 60)
         style = {"fontsize": SMALL_FONT_SIZE, "color": self.colours["ink"], **style}
         ax.text(x, y, line, fontfamily=fonts, parse_math=False, **style)
 
-    def add_legend(self, ax: Axes, **options: Any) -> None:
-        """Draw the legend of a panel."""
-        fonts = {} if "prop" in options else {"prop": {"family": self.with_font([BASE_FONT]), "size": SMALL_FONT_SIZE}}
-        options = {"frameon": False, "handlelength": 1.6, "labelcolor": self.colours["ink"], **fonts, **options}
-        self.legends[ax] = options
-        self.show_legend(ax)
+    def set_tick_labels(
+        self,
+        ax: Axes,
+        axis_name: str,
+        labels: Sequence[object],
+        max_length: int = MAX_LABEL_LENGTH,
+        positions: Sequence[float] | None = None,
+    ) -> None:
+        """Label the ticks 0, 1, 2, ... of an axis, or those at `positions`.
 
-    def show_legend(self, ax: Axes) -> None:
-        """Draw the legend of a panel with its current options."""
-        options = self.legends[ax]
-        # The layout would narrow the panel for a legend above it, which then extends even farther.
-        is_anchored, is_above = "bbox_to_anchor" in options, options.get("loc") == "lower left"
-        is_free = is_anchored if self.user_axes is not None else is_above and self.width is not None
-        ax.legend(**options).set_in_layout(not is_free)
+        Only as many labels are shown as do not overlap. Wide labels are rotated.
+        """
+        texts, fonts = self.format_texts(labels, max_length)
+        tick_positions = tuple(map(float, range(len(texts)) if positions is None else positions))
+        self._tick_labels[ax, axis_name] = TickLabels(ax, axis_name, tuple(texts), tuple(fonts), tick_positions)
 
-    def style_curve_axes(self, ax: Axes, x: str, y: str, num_ticks: int) -> None:
+    def label_rows(self, ax: Axes, labels: Sequence[object], max_length: int = MAX_LABEL_LENGTH) -> None:
+        """Label the rows of a panel from top to bottom, without tick marks."""
+        ax.set_ylim(len(labels) - 0.4, -0.6)
+        ax.tick_params(axis="y", length=0)
+        self.set_tick_labels(ax, "y", labels, max_length)
+
+    def set_index_ticks(self, ax: Axes) -> None:
+        """Label the x axis with the numbers of some columns, where the words of a long sentence do not fit."""
+        self._tick_labels.pop((ax, "x"), None)
+        ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+        ax.xaxis.set_major_formatter(ScalarFormatter())
+        ax.tick_params(axis="x", length=3, labelrotation=0)
+
+    def style_curve_axes(self, ax: Axes, x: str, y: str) -> None:
         """Label the axes of curves, with integer ticks along x and faint horizontal lines."""
         self.set_axis_labels(ax, x, y)
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=num_ticks))
+        ax.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
         ax.grid(axis="y", color=self.colours["line"], linewidth=0.5)
         ax.set_axisbelow(True)
         ax.margins(x=0.02)
+
+    def add_legend(self, ax: Axes, **options: Any) -> None:
+        """Draw the legend of a panel; with `is_above=True` above it, at its left edge."""
+        if options.pop("is_above", False):
+            options |= {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
+        style: Any = {"frameon": False, "handlelength": 1.6, "labelcolor": self.colours["ink"]}
+        self._legends[ax] = style | {"prop": {"family": [self.font], "size": SMALL_FONT_SIZE}} | options
+        self._show_legend(ax)
+
+    def _show_legend(self, ax: Axes) -> None:
+        """Draw the legend of a panel with its current options."""
+        options = self._legends[ax]
+        # With a width, a panel would be narrower for a legend above it, which then extends even farther.
+        is_free = self.width is not None and options.get("loc") == "lower left"
+        ax.legend(**options).set_in_layout(not is_free)
+
+    # colours
 
     def make_colour_map(self, norm: Normalize) -> Colormap:
         """A sequential colour map, or a diverging one if the scale has negative values; NaN is blank."""
@@ -1066,91 +534,235 @@ class Canvas:
         )
         return colour_map.with_extremes(bad=self.colours["paper"])
 
-    def add_colour_bar(self, image: Any, value_label: str, axes: Sequence[Axes]) -> None:
+    def add_colour_bar(self, image: Any, value_label: str) -> None:
         """Draw the colour bar of one panel, or of all panels together; a common factor is in its label."""
-        if self._colour_bar_axes is not None:
-            bar = axes[0].figure.colorbar(image, cax=self._colour_bar_axes)
-        elif len(axes) == 1:
-            bar_axes = axes[0].inset_axes((1.03, 0.0, 0.035, 1.0))
-            bar = axes[0].figure.colorbar(image, cax=bar_axes)
+        first = self._panels[0, 0]
+        if self._panels.size == 1:
+            bar_axes = first.inset_axes((1.03, 0.0, 0.035, 1.0))
         else:
-            bar = axes[0].figure.colorbar(image, ax=list(axes), fraction=0.03, pad=0.015, aspect=32, shrink=0.8)
+            bar_axes = self._colour_bar = first.figure.add_axes((0, 0, 0.1, 1), label="<colorbar>")
+        bar = first.figure.colorbar(image, cax=bar_axes)
         bar.outline.set_visible(False)
         unit, unit_text = choose_unit(np.array([image.norm.vmin, image.norm.vmax]))
         bar.formatter = UnitFormatter(unit)
         (line,), fonts = self.format_texts([value_label + unit_text], 60)
         bar.set_label(line, fontsize=FONT_SIZE, color=self.colours["grey"], fontfamily=fonts)
+        colours: Any = {"color": self.colours["line"], "labelcolor": self.colours["ink"]}
         bar.ax.tick_params(
-            length=2, width=0.6, labelsize=SMALL_FONT_SIZE, color=self.colours["line"], labelcolor=self.colours["ink"]
+            length=2, width=0.6, labelsize=SMALL_FONT_SIZE, labelfontfamily=self.with_font([]), **colours
         )
-        bar.ax.tick_params(labelfontfamily=self.with_font([BASE_FONT]))
 
     def contrasting_colour(self, colour: Any) -> str:
         """The text or the background colour, whichever has more contrast with a colour."""
         ink, paper = self.colours["ink"], self.colours["paper"]
         return max((ink, paper), key=lambda candidate: abs(lightness(candidate) - lightness(colour)))
 
+    # layout
+
     def finish(self) -> Figure | SubFigure:
-        """The figure with its title and notes, and with texts that fit into its width or the axes of the user."""
+        """The figure with its title and notes, and with texts that fit into its panels."""
         assert self.figure is not None
         self._name_units()
-        title = self._title if self.title is None else self.title
-        if self.user_axes is not None:
-            fit_into_axes(self, self.user_axes, title)
-            return self.figure
-        self._add_title(title)
-        if isinstance(self.figure, PlotFigure) and self.width is not None:
-            fit_to_width(self, self.figure, self.width)
-        else:
-            self.finish_panels()
-            self.add_figure_texts()
-        return self.figure
-
-    def _name_units(self) -> None:
-        """Move common factors of the numbers along axes into the labels of the axes."""
-        for ax in self.layout.panels:
-            for axis in (ax.xaxis, ax.yaxis):
-                if type(axis.get_major_formatter()) is not ScalarFormatter or axis.get_scale() != "linear":
-                    continue
-                label = axis.label.get_text()
-                unit, text = choose_unit(np.asarray(axis.get_view_interval()))
-                unit, text = (unit, text) if label else (1.0, "")
-                axis.set_major_formatter(UnitFormatter(unit))
-                axis.label.set_text(label + text)
-
-    def _add_title(self, title: str) -> None:
-        """Add the title above a single panel, or above all panels."""
-        if not title:
-            return
-        panels = self.layout.panels
-        (line,), fonts = self.format_texts([title], 120)
-        style: dict[str, Any] = {"fontsize": TITLE_FONT_SIZE, "fontfamily": fonts, "color": self.colours["ink"]}
-        is_single = len(panels) == 1 and not self._figure_texts and not self._is_title_above_legend
-        if is_single and self.width is None:
-            panels[0].set_title(line, loc="left", pad=8, **style)
-        else:
-            if self.width is not None:
-                line = wrap_text(line, TITLE_FONT_SIZE * self.font_scale, NOTE_SHARE * 72 * (self.width - 2 * PADDING))
-            self._figure_texts["title"] = line, style | {"va": "bottom"}
-
-    def finish_panels(self) -> None:
-        """Draw the parts that depend on the size of the panels."""
+        title = self._default_title if self.title is None else self.title
+        if self.user_axes is None:
+            self._add_figure_texts(title)
+        label = self._panels[0, 0].get_xlabel()
+        for _ in range(FIT_STEPS):
+            self._fit_texts(title, label)
+            self._arrange()
         for draw in self._final_steps:
             draw()
         if self._missing_glyphs:
             points = ", ".join(f"U+{ord(letter):04X}" for letter in sorted(self._missing_glyphs)[:8])
             more = f" and {len(self._missing_glyphs) - 8} more" if len(self._missing_glyphs) > 8 else ""
             self.add_note(f"{MISSING_GLYPH} replaces characters that no installed font has: {points}{more}.")
+        self._fit_texts(title, label)
+        self._arrange()
+        return self.figure
 
-    def add_figure_texts(self) -> None:
-        """Add title, shared labels and notes, whose positions are computed when the figure is drawn."""
+    def _name_units(self) -> None:
+        """Move common factors of the numbers along axes into the labels of the axes."""
+        for ax in self._panels.flat:
+            for axis in (ax.xaxis, ax.yaxis):
+                if type(axis.get_major_formatter()) is not ScalarFormatter or axis.get_scale() != "linear":
+                    continue
+                label = axis.label.get_text()
+                unit, text = choose_unit(np.asarray(axis.get_view_interval())) if label else (1.0, "")
+                axis.set_major_formatter(UnitFormatter(unit))
+                axis.label.set_text(label + text)
+
+    def _add_figure_texts(self, title: str) -> None:
+        """Add title, notes and the shared labels of axes, which `_arrange` places."""
         assert self.figure is not None
-        self.layout.notes = self.notes
-        notes = self._label_style | {"fontsize": SMALL_FONT_SIZE - 0.5, "linespacing": 1.3, "va": "top"}
-        self._figure_texts["notes"] = "\n".join(self.notes), notes
-        for name, (text, style) in self._figure_texts.items():
-            if text and name not in self.layout.texts:
-                self.layout.texts[name] = self.figure.text(0, 0, text, **style)
+        grey: Any = {"color": self.colours["grey"], "fontsize": FONT_SIZE}
+        (line,), fonts = self.format_texts([title], 120) if title else ([""], [self.font])
+        style: Any = {"fontsize": TITLE_FONT_SIZE, "color": self.colours["ink"], "fontfamily": fonts, "va": "top"}
+        x, y = self._shared_labels
+        self._figure_texts = {
+            "title": self.figure.text(0, 0, line, **style),
+            "x": self.figure.text(0, 0, x, ha="center", va="top", **grey),
+            "y": self.figure.text(0, 0, y, ha="left", va="center", rotation=90, **grey),
+            "notes": self.figure.text(
+                0, 0, "", va="top", linespacing=1.3, **grey | {"fontsize": SMALL_FONT_SIZE - 0.5}
+            ),
+        }
+
+    def _fit_texts(self, title: str, label: str) -> None:
+        """Thin the labels of ticks, wrap labels, and reduce the columns of legends, for the present sizes of panels."""
+        for ticks in self._tick_labels.values():
+            self._show_tick_labels(ticks)
+        for ax in self._panels.flat:
+            width, height = (max(MIN_LABEL_SPACE, 72 * inches) for inches in self.panel_size(ax))
+            self._wrap(ax.xaxis.label, width)
+            for axis in [ax.yaxis, *(child.yaxis for child in ax.child_axes if isinstance(child, Axes))]:
+                self._wrap(axis.label, height)
+            self._wrap(ax.title, 72 * self.panel_size(ax)[0])
+            self._fit_legend(ax)
+        if self.user_axes is not None:
+            self._fit_user_axes(self.user_axes, title, label)
+
+    def _wrap(self, text: Text, points: float, max_lines: int | None = 3) -> None:
+        """Wrap a text, which may be wrapped already."""
+        if text.get_text():
+            line, size = text.get_text().replace("\n", " "), float(text.get_fontsize())
+            text.set_text(wrap_text(line, size * self.font_scale, points, max_lines))
+
+    def _show_tick_labels(self, ticks: TickLabels) -> None:
+        """Show as many labels of ticks as do not overlap."""
+        texts, is_x = ticks.texts, ticks.axis_name == "x"
+        axis = ticks.ax.xaxis if is_x else ticks.ax.yaxis
+        if not texts:
+            return
+        low, high = axis.get_view_interval()
+        unit = 72 * self.panel_size(ticks.ax)[0 if is_x else 1] / abs(high - low)
+        size, pitch = SMALL_FONT_SIZE + 0.5, unit * min(np.diff(sorted(ticks.positions)), default=1.0)
+        size = min(size, max(6.0, pitch / 1.2))
+        step = max(1, math.ceil(1.2 * size / pitch))
+        shown = range(0, len(texts), step)
+        max_width = self.font_scale * max(text_width(texts[k], size) for k in shown)
+        style: Any = {"fontsize": size, "fontfamily": list(ticks.fonts), "parse_math": False, "usetex": False}
+        if is_x and max_width + 4 <= pitch * step:
+            style |= {"rotation": 0, "ha": "center", "rotation_mode": "default"}
+        elif is_x and pitch * step > 1.9 * size:
+            style |= {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}
+        elif is_x:
+            style |= {"rotation": 90, "ha": "center", "rotation_mode": "default"}
+        labels = [texts[k] for k in shown]
+        axis.set_ticks([ticks.positions[k] for k in shown], labels=labels, color=self.colours["ink"], **style)
+
+    def _fit_legend(self, ax: Axes) -> None:
+        """Reduce the columns of a legend until it is not wider than its space, then shorten its texts."""
+        options = self._legends.get(ax)
+        if options is None:
+            return
+        limit, dpi = 72 * self.panel_size(ax)[0], float(ax.figure.dpi)
+
+        def measure(item: Any) -> float:
+            return float(item.get_window_extent().width) * 72 / dpi
+
+        while options.get("ncols", 1) > 1 and measure(ax.get_legend()) > limit:
+            options["ncols"] -= 1
+            self._show_legend(ax)
+        if self.user_axes is None and self._panels.size == 1:
+            limit = 72 * (self.page_width - PADDING) - 72 * float(ax.get_window_extent().x0) / dpi
+        legend: Any = ax.get_legend()
+        excess = measure(legend) - limit
+        if excess > 0 and "bbox_to_anchor" in options:
+            points = max(8.0, 0.97 * (max(map(measure, legend.get_texts())) - excess))
+            for text in legend.get_texts():
+                text.set_text(cut(text.get_text(), float(text.get_fontsize()), points))
+
+    def _fit_user_axes(self, ax: Axes, title: str, label: str) -> None:
+        """Set the title and the notes of the user's axes: the notes are below the label of the x axis."""
+        points = 72 * self.panel_size(ax)[0] / self.font_scale
+        size = float(ax.xaxis.label.get_fontsize())
+        ax.set_xlabel(
+            "\n".join(wrap_text(text, size, max(MIN_LABEL_SPACE, points)) for text in (label, *self.notes) if text)
+        )
+        if not title:
+            return
+        legend, pad, dpi = ax.get_legend(), 8.0, ax.figure.dpi
+        if legend is not None:
+            pad = max(pad, 72 * (legend.get_window_extent().y1 - ax.get_window_extent().y1) / dpi + 2)
+        (line,), fonts = self.format_texts([title], 120)
+        style: Any = {"fontsize": TITLE_FONT_SIZE, "fontfamily": fonts, "color": self.colours["ink"]}
+        ax.set_title(wrap_text(line, TITLE_FONT_SIZE, points, 3), loc="left", pad=pad, **style)
+
+    def _arrange(self) -> None:
+        """Set the size of the figure, and the positions of its panels and texts.
+
+        In the figure of a user, its own layout engine does this, if it has one.
+        """
+        if not isinstance(self.figure, PlotFigure) or self.user_axes is not None:
+            root: Any = self._panels[0, 0].get_figure(root=True)
+            if root.get_layout_engine() is not None:
+                root.get_layout_engine().execute(root)
+            return
+        rows, columns = self._panels.shape
+        margins = np.zeros((4, rows, columns))
+        for index in np.ndindex(rows, columns):
+            if self._panels[index].get_visible():
+                margins[:, *index] = measure_margins(self._panels[index])
+        (left, right), (bottom, top) = margins[:2].max(1), margins[2:].max(2)
+        bar = 0.0 if self._colour_bar is None else PADDING + BAR_SIZE[0] + measure_margins(self._colour_bar)[1]
+        y_label = self._measure("y")[0]
+        frame = 2 * PADDING + y_label + float(left.sum() + right.sum()) + PANEL_GAP * (columns - 1) + bar
+        panel_width = self._choose_panel_width((self.page_width - frame) / columns)
+        heights = self._panel_heights * (panel_width / self._panel_width if self._has_fixed_shape else 1.0)
+        width = self.width or self._choose_width(frame + columns * panel_width)
+        self._wrap_figure_texts(72 * NOTE_SHARE * (width - 2 * PADDING))
+        space = {name: self._measure(name)[1] for name in ("title", "x", "notes")}
+        height = 2 * PADDING + sum(space.values()) + float((heights + bottom + top).sum()) + PANEL_GAP * (rows - 1)
+        self.figure.set_size_inches(width, height)
+        slack = width - frame - columns * panel_width if self.width is not None else 0.0
+        before, above = np.roll(right + panel_width + PANEL_GAP, 1), np.roll(bottom + PANEL_GAP, 1)
+        before[0] = above[0] = 0.0
+        x = PADDING + y_label + slack / 2 + np.cumsum(before + left)
+        y = height - PADDING - space["title"] - np.cumsum(above + top + heights)
+        for i, j in np.ndindex(rows, columns):
+            self._panels[i, j].set_position((x[j] / width, y[i] / height, panel_width / width, heights[i] / height))
+        centre = (x[0] + x[-1] + panel_width) / 2, (y[0] + heights[0] + y[-1]) / 2
+        if self._colour_bar is not None:
+            size = BAR_SIZE[0], min(BAR_SIZE[1], 2 * (centre[1] - y[-1]))
+            bounds = x[-1] + panel_width + right[-1] + PADDING, centre[1] - size[1] / 2, *size
+            self._colour_bar.set_position(np.divide(bounds, [width, height] * 2).tolist())
+        positions = {"title": (PADDING, height - PADDING), "y": (PADDING, centre[1])}
+        positions |= {"x": (centre[0], y[-1] - bottom[-1] - PADDING), "notes": (PADDING, space["notes"])}
+        for name, position in positions.items():
+            self._figure_texts[name].set_position(np.divide(position, (width, height)).tolist())
+
+    def _choose_panel_width(self, available: float) -> float:
+        """The width of a panel in inches, of the width that the labels leave."""
+        if self.width is None:
+            return min(self._panel_width, max(available, MIN_PANEL_WIDTH))
+        if available < MIN_PANEL_WIDTH:
+            hint = "Use a larger width, or plot a part of the result"
+            expected, actual = "space for the labels of this plot", f"{self.width:g}in"
+            raise BNetError("width", expected=expected, actual=actual, hint=hint)
+        growth = (MAX_GROWTH if self.is_narrow else 1.0) if self._has_fixed_shape else math.inf
+        return min(available, growth * self._panel_width)
+
+    def _choose_width(self, content: float) -> float:
+        """The width of a figure in inches without a given one: that of its panels, or more for a long title."""
+        title = self._figure_texts["title"]
+        line = title.get_text().replace("\n", " ")
+        points = text_width(line, float(title.get_fontsize())) * self.font_scale / NOTE_SHARE if line else 0.0
+        return max(content, MIN_NOTE_WIDTH, min(PAGE_WIDTH, points / 72 + 2 * PADDING))
+
+    def _wrap_figure_texts(self, points: float) -> None:
+        """Wrap the title and the notes to a width in points."""
+        self._wrap(self._figure_texts["title"], points, None)
+        notes = self._figure_texts["notes"]
+        size = float(notes.get_fontsize()) * self.font_scale
+        notes.set_text("\n".join(wrap_text(note, size, points) for note in self.notes))
+
+    def _measure(self, name: str) -> tuple[float, float]:
+        """The width and the height in inches of a text of the figure with the space around it; 0 without text."""
+        text = self._figure_texts[name]
+        if not text.get_text():
+            return 0.0, 0.0
+        box, dpi = text.get_window_extent(), text.get_figure(root=True).dpi  # type: ignore[union-attr]
+        return float(box.width) / dpi + PADDING, float(box.height) / dpi + PADDING
 
 
 def lightness(colour: Any) -> float:

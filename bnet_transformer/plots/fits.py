@@ -14,30 +14,20 @@ from bnet_transformer._core.stats import LEVEL, ResultComparison
 from bnet_transformer._core.tensors import BoolArray, FloatArray, rank_by_size, to_numpy
 from bnet_transformer.cost import Cost
 from bnet_transformer.errors import BNetError
-from bnet_transformer.figures.fonts import BASE_FONT
 from bnet_transformer.interventions.sweep_results import EstimateCalibration
 from bnet_transformer.learning.calibration import CALIBRATED, Calibration
 from bnet_transformer.learning.fit import Check, Comparison, Fit, Heads, ModelComparison
 from bnet_transformer.learning.fit.heads import find_unidentified
 from bnet_transformer.learning.training import Trained
-from bnet_transformer.plots.canvas import PAGE_WIDTH, SMALL_FONT_SIZE, Canvas, format_digits
-from bnet_transformer.plots.heat_maps import (
-    BarSeries,
-    HeatMapData,
-    count_columns,
-    draw_bars,
-    draw_heat_map,
-    draw_heat_maps,
-    frame_cell,
-    tick_label_width,
-)
+from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas, format_digits
+from bnet_transformer.plots.heat_maps import BarSeries, HeatMapData, count_columns, draw_bars, draw_matrix, frame_cell
 
 # --------------------------------------------------------------------------------------------------------------------
 # Plots of simulation-based calibration: ECDF differences of the ranks with simultaneous bands.
 
 
 MAX_COLUMNS = 3
-PANEL_HEIGHT = 1.55  # inches
+PANEL_HEIGHT = 1.25  # inches
 MIN_P = 1e-6  # smaller p values are not printed
 
 
@@ -60,11 +50,8 @@ def plot_calibration(result: Calibration, canvas: Canvas, *, quantity: str | Non
         canvas.add_note("The quantity with the smallest p; choose another with quantity=.")
     columns = min(2 if canvas.is_narrow else MAX_COLUMNS, len(names))
     rows = math.ceil(len(names) / columns)
-    if len(names) == 1:
-        panels = [canvas.add_axes(3.4, 2.3)]
-    else:
-        size = canvas.page_width * columns / MAX_COLUMNS, PANEL_HEIGHT * rows + 0.3
-        panels = canvas.add_panels(rows, columns, *size, sharex=True, sharey=True)
+    size = (2.8, 1.8) if len(names) == 1 else (canvas.page_width / columns, PANEL_HEIGHT)
+    panels = canvas.add_panels(rows, columns, *size, sharex=True, sharey=True)
     verdicts = result.verdicts
     for name, ax in zip(names, panels, strict=False):
         _draw_difference(result, canvas, ax, name)
@@ -109,8 +96,7 @@ def _draw_difference(result: Calibration, canvas: Canvas, ax: Axes, name: str) -
     text = "\n".join(lines if canvas.is_narrow else [lines[0], " ".join(lines[1:])])
     style: dict[str, Any] = {"fontsize": SMALL_FONT_SIZE - 1, "color": canvas.colours["grey"], "va": alignment}
     style["bbox"] = {"facecolor": canvas.colours["paper"], "alpha": 0.7, "linewidth": 0, "pad": 1}
-    if not canvas.is_small:
-        ax.text(0.03, y, text, transform=ax.transAxes, fontfamily=canvas.with_font([BASE_FONT]), **style)
+    ax.text(0.03, y, text, transform=ax.transAxes, **style)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -131,8 +117,7 @@ def plot_result_comparison(result: ResultComparison, canvas: Canvas, *, top: int
         raise BNetError("this comparison has no plot", expected="differences that are finite")
     order = sorted(ranked[: check_int("top", top)])
     labels = [result.cells[k] for k in order]
-    height = ROW_HEIGHT * len(order)
-    ax = canvas.add_axes(min(PAGE_WIDTH, 3.4 + tick_label_width(labels, 40)), height + 0.8)
+    ax = canvas.add_axes(3.2, ROW_HEIGHT * len(order))
     difference = to_numpy(result.difference)[order]
     rows, colour = np.arange(len(order)), canvas.colours["accent"]
     if result.low is not None and result.high is not None:
@@ -144,7 +129,7 @@ def plot_result_comparison(result: ResultComparison, canvas: Canvas, *, top: int
     face = [colour if sure else canvas.colours["paper"] for sure in is_sure]
     ax.scatter(difference, rows, s=16, c=face, edgecolors=colour, linewidths=1.0, zorder=3)
     ax.axvline(0, color=canvas.colours["grey"], linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
-    canvas.label_rows(ax, labels, height, 40)
+    canvas.label_rows(ax, labels, 40)
     canvas.set_axis_labels(ax, f"{result.measure}, first − second")
     first, second = result.examples
     count = f"{first} paired sentence{'s' * (first != 1)}" if result.paired else f"{first} and {second} sentences"
@@ -160,7 +145,7 @@ def plot_estimate_calibration(result: EstimateCalibration, canvas: Canvas) -> No
     """Plot the exact effects of some cells by their estimates to first order; on the line they are equal."""
     frame = result.to_dataframe()
     estimate, exact = frame["estimate"].to_numpy(), frame["exact"].to_numpy()
-    ax = canvas.add_axes(3.0, 2.9)
+    ax = canvas.add_axes(2.5, 2.5, has_fixed_shape=True)
     ax.scatter(estimate, exact, s=14, color=canvas.colours["accent"], alpha=0.8, linewidths=0, zorder=3)
     low, high = (float(f(np.concatenate([[0.0], estimate, exact]))) for f in (np.min, np.max))
     margin = 0.06 * (high - low or 1.0)
@@ -181,12 +166,12 @@ MAX_UNSMOOTHED_STEPS = 120  # a longer curve is drawn in a pale colour, with its
 
 def plot_training(result: Trained[Any], canvas: Canvas) -> None:
     """Plot the loss of each step, and the loss on held-out sentences."""
-    ax = canvas.add_axes(4.6, 2.5)
+    ax = canvas.add_axes(4.1, 2.1)
     _draw_curve(canvas, ax, result.losses, "loss")
     if result.held_out:
         steps, values = zip(*result.held_out, strict=True)
         _draw_points(canvas, ax, steps, values, "held out")
-    canvas.style_curve_axes(ax, "step", "loss", 7)
+    canvas.style_curve_axes(ax, "step", "loss")
     canvas.add_legend(ax, loc="best")
 
 
@@ -220,8 +205,8 @@ def plot_fit(
     num_panels = len(selectors) + ("history" in selected)
     num_columns = count_columns(canvas, num_panels, 2 if num_panels == 4 else 3, MIN_PANEL_WIDTH)
     rows = math.ceil(num_panels / num_columns)
-    width = canvas.page_width if num_columns > 1 else 3.6 if selectors else 4.6
-    panels = canvas.add_panels(rows, num_columns, width, 2.5 * rows)
+    width = canvas.page_width / num_columns if num_columns > 1 else 3.1 if selectors else 4.1
+    panels = canvas.add_panels(rows, num_columns, width, 2.0)
     for selector, ax in zip(selectors, panels, strict=False):
         _plot_pi(result, canvas, ax, selector, share)
     if "history" in selected:
@@ -236,7 +221,7 @@ def plot_heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
     """Plot the usage of each head, with dead ones labelled; or the cosine similarity of the heads' matrices."""
     check_choice("show", show, ("usage", "cosine"))
     if show == "usage":
-        ax = canvas.add_axes(max(2.8, min(canvas.page_width, 0.5 * len(result.usage) + 0.9)), 2.4)
+        ax = canvas.add_axes(max(2.2, 0.5 * len(result.usage)), 1.9)
         _plot_usage(canvas, ax, result)
         canvas.set_title(f"{result.live} of {len(result.usage)} heads live, effective number {result.effective:.2f}")
         return
@@ -245,12 +230,9 @@ def plot_heads(result: Heads, canvas: Canvas, *, show: str = "usage") -> None:
     names = tuple(str(k) for k in range(len(result.usage)))
     maps = [HeatMapData(to_numpy(value.double()), names, names, name) for name, value in result.cosine.items()]
     labels: Any = {"value_label": "cosine", "x": "head", "y": "head"}
-    if len(maps) == 1:
-        draw_heat_map(canvas, maps[0], **labels, limits=(-1.0, 1.0), square=True)
-        canvas.set_title(maps[0].name)
-        return
-    draw_heat_maps(canvas, maps, **labels, num_columns=count_columns(canvas, len(maps), 4), limits=(-1.0, 1.0))
-    canvas.set_title("Similarity of heads")
+    num_columns = count_columns(canvas, len(maps), 4)
+    draw_matrix(canvas, maps, **labels, num_columns=num_columns, limits=(-1.0, 1.0), square=True)
+    canvas.set_title("Similarity of heads" if len(maps) > 1 else maps[0].name)
 
 
 def plot_comparison(result: Comparison, canvas: Canvas) -> None:
@@ -258,7 +240,7 @@ def plot_comparison(result: Comparison, canvas: Canvas) -> None:
     overlap = to_numpy(result.overlap.double())
     rows, columns = (tuple(str(k) for k in range(size)) for size in overlap.shape)
     labels: Any = {"value_label": "sentences in common", "x": "head of the other fit", "y": "head of this fit"}
-    ax = draw_heat_map(canvas, HeatMapData(overlap, rows, columns), **labels, square=True)
+    (ax,) = draw_matrix(canvas, [HeatMapData(overlap, rows, columns)], **labels, square=True)
     for head, match in enumerate(result.match):
         if match >= 0:
             frame_cell(canvas, ax, head, match)
@@ -281,7 +263,7 @@ def plot_model_comparison(result: ModelComparison, canvas: Canvas) -> None:
     x[order] = heads[order] if is_by_heads else np.arange(len(heads))
     is_in_range = _find_fits_in_range(gain, error, result.tie)
     is_in_range[choice] = True
-    ax = canvas.add_axes(max(3.4, min(canvas.page_width, 0.42 * len(heads) + 1.6)), 2.6)
+    ax = canvas.add_axes(max(2.8, 0.42 * len(heads) + 1.0), 2.0)
     accent, second, grey = (canvas.colours[name] for name in ("accent", "second", "grey"))
     ax.axhline(density[best], color=grey, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
     shown = [k for k in order if is_in_range[k]]
@@ -301,13 +283,13 @@ def plot_model_comparison(result: ModelComparison, canvas: Canvas) -> None:
             ax.plot(x[k], low + 0.05 * (high - low), "v", color=accent, markersize=4.5, markerfacecolor="none")
             text, style = format_digits(float(gain[k]), sign=True), {"ha": "center", "va": "bottom", "color": grey}
             canvas.add_text(ax, x[k], low + 0.1 * (high - low), text, **style)
-    canvas.style_curve_axes(ax, "heads" if is_by_heads else "fit", "log density, nats per sentence", 12)
+    canvas.style_curve_axes(ax, "heads" if is_by_heads else "fit", "log density, nats per sentence")
     ax.set_xlim(x.min() - 0.5, x.max() + 0.5)
     if not is_by_heads:
-        canvas.set_tick_labels(ax, "x", [str(labels[k]) for k in order], canvas.panel_size(ax)[0])
-    canvas.add_legend(ax, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+        canvas.set_tick_labels(ax, "x", [str(labels[k]) for k in order])
+    canvas.add_legend(ax, is_above=True, ncols=2)
     unit = " heads" if labels == heads.tolist() else ""
-    canvas.set_title(f"Choice: {labels[choice]}{unit}", is_above_legend=True)
+    canvas.set_title(f"Choice: {labels[choice]}{unit}")
     canvas.add_note(f"{result.criterion[0].upper()}{result.criterion[1:]}, {result.densities.shape[1]:,} sentences.")
     canvas.add_note(f"Dashed line: the best, {labels[best]}{unit}. Errors: of the difference from it.")
     canvas.add_note(
@@ -332,21 +314,20 @@ def plot_check(result: Check, canvas: Canvas) -> None:
     deviation = np.array([result.spread[name] for name in names])
     difference = np.array([result.observed[name] - result.mean[name] for name in names])
     z = np.divide(difference, deviation, out=np.where(difference == 0, 0.0, np.nan), where=deviation > 0)
-    ax = canvas.add_axes(4.8, 0.26 * len(names) + 1.0)
+    ax = canvas.add_axes(3.4, 0.26 * len(names))
     style: Any = {"alpha": 0.5, "linewidth": 0, "label": "2 standard deviations of the samples"}
     ax.axvspan(-2, 2, color=canvas.colours["observed"], **style)
     ax.axvline(0, color=canvas.colours["grey"], linewidth=0.8)
     ax.plot(z, range(len(names)), "o", color=canvas.colours["accent"], markersize=4.5, label="data")
-    canvas.set_tick_labels(ax, "y", names, 0.26 * len(names))
+    canvas.label_rows(ax, names)
     half_width = max(3.0, float(np.nanmax(np.abs(z), initial=0.0)) * 1.15)
     ax.set_xlim(-half_width, half_width)
-    ax.set_ylim(len(names) - 0.4, -0.6)
     right = ax.secondary_yaxis("right")
     right.set_yticks(range(len(names)), labels=[f"p = {result.p[name]:.2f}" for name in names])
     right.tick_params(length=0, labelsize=6.5, labelcolor=canvas.colours["grey"])
     right.spines["right"].set_visible(False)
     canvas.set_axis_labels(ax, "z-score: standard deviations from the mean of the samples")
-    canvas.add_legend(ax, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2)
+    canvas.add_legend(ax, is_above=True, ncols=2)
     constant = [name for name, value in zip(names, z, strict=True) if np.isnan(value)]
     canvas.add_note(f"Not drawn, because all samples are equal: {', '.join(constant)}." if constant else "")
 
@@ -422,7 +403,7 @@ def _plot_history(result: Fit[Any], canvas: Canvas, ax: Axes) -> None:
         if is_best:
             label, style = f"{result.evaluated_on},\nrestart {restart}", {}
         _draw_points(canvas, ax, steps, values, label, **style)
-    canvas.style_curve_axes(ax, "step", f"{result.criterion} per sentence, nats", 7)
+    canvas.style_curve_axes(ax, "step", f"{result.criterion} per sentence, nats")
     canvas.add_legend(ax, loc="best")
 
 
@@ -444,7 +425,7 @@ def _plot_theta(result: Fit[Any], canvas: Canvas, owner: str | None, share: floa
     rows = [", ".join(map(str, index)) for index in np.ndindex(values.shape[:-1])] if values.ndim > 1 else [owner]
     columns = tuple(str(k) for k in range(flat.shape[1]))
     data = HeatMapData(flat, tuple(rows), columns, low=low, high=high)
-    draw_heat_map(canvas, data, value_label=f"P({owner} | parents)", x=f"state of {owner}", y="state of the parents")
+    draw_matrix(canvas, [data], value_label=f"P({owner} | parents)", x=f"state of {owner}", y="state of the parents")
 
 
 def _posterior_interval(result: Fit[Any], name: str, share: float) -> tuple[FloatArray | None, FloatArray | None]:

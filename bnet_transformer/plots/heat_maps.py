@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,12 +20,9 @@ from bnet_transformer._core.tensors import FloatArray, copy_to_tensor, to_numpy
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.attention_grid import describe_omission
-from bnet_transformer.figures.fonts import BASE_FONT, MIN_FONT_SIZE, format_token, text_width
+from bnet_transformer.figures.fonts import MIN_FONT_SIZE, format_token, text_width
 from bnet_transformer.plots.canvas import (
-    COLOUR_BAR_WIDTH,
-    FONT_SIZE,
     MAX_LABEL_LENGTH,
-    SHARED_LABEL_HEIGHT,
     SMALL_FONT_SIZE,
     Canvas,
     choose_unit,
@@ -65,19 +63,18 @@ def select_words(
 
 MAX_PANELS = 256
 MAX_GAPPED_CELLS = 40  # with more rows or columns, cells have no gaps and are an image in SVG and PDF
-MAX_LAID_OUT_PANELS = 24  # the positions of more panels are computed without the slow constrained layout
 MIN_PANEL_WIDTHS = {6: 1.0, MAX_PANELS: 0.44}  # inches, by the number of panels in a row, in a figure with a width
 NUMBER_SIZES = (6.5, 6.0, 5.5, MIN_FONT_SIZE)  # points; the largest that fits is chosen
 ERROR_SIZE = 5.2
 MIN_LINE_CELL = (9.0, 16.0)  # points: the interval in a smaller cell is a bar
-TICK_SPACE = 0.2  # inches that `tick_label_width` has beyond the labels
+MAX_PANEL_WIDTH = 2.0  # inches of one of several matrices
 MAX_CELL_RATIO = 1.6  # of the height and the width of a cell in a figure with a width
 MIN_BAR_CELL = (4.0, 6.0)  # points: a smaller cell has no interval
 
 
 @dataclass(frozen=True)
 class HeatMapData:
-    """A matrix with the labels of its rows and columns, its name (and a short one), and the title of its row of panels.
+    """A matrix with the labels of its rows and columns, its name, and the title of its row of panels.
 
     `low` and `high` are drawn as an interval in each cell; `error` is written below its number.
     """
@@ -87,7 +84,6 @@ class HeatMapData:
     column_labels: tuple[str, ...]
     name: str = ""
     row_title: str = ""
-    short_name: str = ""
     low: FloatArray | None = field(default=None, repr=False)
     high: FloatArray | None = field(default=None, repr=False)
     error: FloatArray | None = field(default=None, repr=False)
@@ -106,61 +102,90 @@ class HeatMapData:
         return replace(self, **{name: array * unit for name, array in arrays.items() if array is not None})
 
 
-def draw_heat_map(
+def draw_matrix(
     canvas: Canvas,
-    data: HeatMapData,
+    panels: Sequence[HeatMapData | None],
     *,
     value_label: str,
     x: str,
     y: str,
+    num_columns: int = 1,
     limits: tuple[float, float] | None = None,
-    square: bool = False,
     norm: Normalize | None = None,
+    square: bool = False,
+    size: tuple[float, float] | None = None,
     write_cells: Callable[[Axes, Any, float, float], None] | None = None,
-) -> Axes:
-    """Draw one matrix with labels on both axes, and numbers in the cells if they fit.
+) -> list[Axes]:
+    """Draw matrices on one scale, `num_columns` in a row, with numbers in the cells if they fit; None draws no panel.
 
-    `norm` is a nonlinear scale of colours. `write_cells(ax, image, width, height)` writes into the cells instead, where
-    `width` and `height` are those of a cell in inches.
+    A panel has a `size` in inches, by default by the number of its cells; it is at most as wide as the page. Only the
+    outer panels have labels. `norm` is a nonlinear scale of colours. `write_cells(ax, image, width, height)` writes
+    into the cells instead, where `width` and `height` are those of a cell in inches.
     """
-    rows, columns = data.values.shape
+    filled = [data for data in panels if data is not None]
+    if len(filled) > MAX_PANELS:
+        hint = "Plot fewer panels with slice=, head= or do, such as s.do(c=1)"
+        raise BudgetError("plot", expected=f"at most {MAX_PANELS} panels", actual=f"{len(filled)}", hint=hint)
     if norm is None:
-        limits = limits or shared_limits([data.values])
-        unit, unit_text = choose_unit(np.array(limits))
-        data, limits, value_label = data.scale(unit), (limits[0] * unit, limits[1] * unit), value_label + unit_text
-    longest = canvas.limit_label_length(MAX_LABEL_LENGTH if square else 2 * MAX_LABEL_LENGTH)
-    shorter = canvas.limit_label_length(MAX_LABEL_LENGTH)
-    left, below = tick_label_width(data.row_labels, longest), tick_label_width(data.column_labels, shorter)
-    if square:
-        width = height = min(canvas.page_width - left - 1.2, max(1.9, 0.3 * max(rows, columns)))
-    else:
-        width, height = min(canvas.page_width - left - 1.2, max(2.2, 0.42 * columns)), min(3.8, max(1.0, 0.26 * rows))
-    if data.low is not None or data.error is not None:
-        height = min(7.0, max(1.2, (0.34 if data.low is None else 0.44) * rows))
-        if canvas.width is not None:
-            height = min(height, max(1.2, MAX_CELL_RATIO * width / columns * rows))
-    ax = canvas.add_axes(width + left + 1.1, height + below + 0.75)
-    planned = width, height
-    width, height = canvas.panel_size(ax, planned)
-    image = draw_cells(canvas, ax, data, limits, norm)
-    if square:
-        ax.set_aspect("equal")
-    canvas.set_tick_labels(ax, "x", data.column_labels, width, shorter)
-    canvas.set_tick_labels(ax, "y", data.row_labels, height, longest)
-    canvas.set_axis_labels(ax, x, y)
+        low, high = limits or shared_limits([data.values for data in filled])
+        unit, unit_text = choose_unit(np.array([low, high]))
+        norm, value_label = make_norm(low * unit, high * unit), value_label + unit_text
+        panels = [None if data is None else data.scale(unit) for data in panels]
+        filled = [data for data in panels if data is not None]
+    is_single, first = len(panels) == 1, filled[0]
+    width, height = size or _choose_size(canvas, first, is_single, square)
+    shape = math.ceil(len(panels) / num_columns), num_columns
+    axes = canvas.add_panels(*shape, width, height, has_fixed_shape=square or not is_single)
+    names = ["" if is_single or data is None else data.name for data in panels]
+    is_titled = [k < num_columns or names[k] != names[k - num_columns] for k in range(len(panels))]
+    longest = canvas.limit_label_length(MAX_LABEL_LENGTH)
+    image: Any = None
+    for k, (ax, data) in enumerate(itertools.zip_longest(axes, panels)):
+        if data is None:
+            ax.set_visible(False)
+            continue
+        image = draw_cells(canvas, ax, data, norm)
+        canvas.set_panel_title(ax, names[k] if is_titled[k] else "")
+        ax.set_xticks([])
+        ax.set_yticks([])
+        if k % num_columns == 0:
+            canvas.set_axis_labels(ax, y=data.row_title)
+            canvas.set_tick_labels(ax, "y", first.row_labels, longest if square or not is_single else 2 * longest)
+        if k + num_columns >= len(panels) or panels[k + num_columns] is None:
+            canvas.set_tick_labels(ax, "x", first.column_labels, longest)
+    shown = [ax for ax in axes if ax.get_visible()]
 
     def fill_cells() -> None:
-        cell = np.divide(canvas.panel_size(ax, planned), (columns, rows)).tolist()
+        cell = np.divide(canvas.panel_size(shown[0]), first.values.shape[::-1]).tolist()
         if write_cells is not None:
-            write_cells(ax, image, *cell)
-        elif data.low is not None:
-            draw_intervals(canvas, ax, data, image, (cell[0], cell[1]))
+            write_cells(shown[0], image, *cell)
+        elif first.low is not None:
+            draw_intervals(canvas, shown[0], first, image, (cell[0], cell[1]))
         else:
-            write_numbers(canvas, [ax], [data], image, (cell[0], cell[1]))
+            write_numbers(canvas, shown, filled, image, (cell[0], cell[1]))
 
     canvas.draw_when_sized(fill_cells)
-    canvas.add_colour_bar(image, value_label, [ax])
-    return ax
+    if is_single:
+        canvas.set_axis_labels(shown[0], x, y)
+    else:
+        canvas.set_shared_labels(x, y)
+    canvas.add_colour_bar(image, value_label)
+    return shown
+
+
+def _choose_size(canvas: Canvas, data: HeatMapData, is_single: bool, square: bool) -> tuple[float, float]:
+    """The size of a panel in inches by the number of its cells."""
+    rows, columns = data.values.shape
+    if not is_single:
+        return MAX_PANEL_WIDTH, MAX_PANEL_WIDTH * (1.0 if square else 0.8)
+    if square:
+        side = max(2.1, 0.33 * max(rows, columns))
+        return side, side
+    width = min(canvas.page_width - 1.0, max(2.4, 0.45 * columns))
+    if data.low is None and data.error is None:
+        return width, min(4.0, max(1.3, 0.3 * rows))
+    height = min(7.0, max(1.4, (0.38 if data.low is None else 0.5) * rows))
+    return width, min(height, max(1.4, MAX_CELL_RATIO * width / columns * rows))
 
 
 def count_columns(canvas: Canvas, count: int, limit: int, smallest: float | None = None) -> int:
@@ -172,109 +197,9 @@ def count_columns(canvas: Canvas, count: int, limit: int, smallest: float | None
     return math.ceil(count / math.ceil(count / fitting))
 
 
-def draw_heat_maps(
-    canvas: Canvas,
-    maps: Sequence[HeatMapData | None],
-    *,
-    value_label: str,
-    x: str,
-    y: str,
-    num_columns: int,
-    limits: tuple[float, float] | None = None,
-    square: bool = True,
-    aspect: float | None = None,
-    max_width: float = 2.0,
-    should_write_numbers: bool = False,
-    should_thin_labels: bool = False,
-) -> list[Axes]:
-    """Draw several matrices on one scale, `num_columns` in a row; None is an empty panel.
-
-    A panel is at most `max_width` inches wide; its height is `aspect` times its width. Only the outer panels have
-    labels. If the labels do not fit, they are omitted, or with `should_thin_labels` only some of them are. With
-    `should_write_numbers`, the cells have numbers if these fit.
-    """
-    filled = [m for m in maps if m is not None]
-    if len(filled) > MAX_PANELS:
-        hint = "Plot fewer panels with slice=, head= or do, such as s.do(c=1)"
-        raise BudgetError("plot", expected=f"at most {MAX_PANELS} panels", actual=f"{len(filled)}", hint=hint)
-    limits = limits or shared_limits([m.values for m in filled])
-    unit, unit_text = choose_unit(np.array(limits))
-    limits, value_label = (limits[0] * unit, limits[1] * unit), value_label + unit_text
-    maps = [None if m is None else m.scale(unit) for m in maps]
-    filled = [m for m in maps if m is not None]
-    first, rows = filled[0], math.ceil(len(maps) / num_columns)
-    names = ["" if m is None else m.name for m in maps]
-    is_titled = [k < num_columns or names[k] != names[k - num_columns] for k in range(len(maps))]
-    longest = canvas.limit_label_length(MAX_LABEL_LENGTH)
-    left, below = tick_label_width(first.row_labels, longest), tick_label_width(first.column_labels, longest)
-    row_title_width = SHARED_LABEL_HEIGHT if any(m.row_title for m in filled) else 0.0
-    aspect = aspect or (1.0 if square else 0.8)
-    available = canvas.page_width - 0.9 - left - row_title_width
-    panel_width = min(max_width, available / num_columns)
-    num_labels = max(len(first.column_labels), len(first.row_labels) / min(1.0, aspect))
-    is_labelled = panel_width * 72 / num_labels >= 6.5
-    if should_thin_labels or (is_labelled and len(maps) <= MAX_LAID_OUT_PANELS):
-        total_height = rows * (aspect * panel_width + 0.1) + 0.16 * sum(is_titled[::num_columns]) + below + 0.4
-        size = panel_width * num_columns + left + 0.9, min(9.4, total_height)
-        panels = canvas.add_panels(rows, num_columns, *size, sharex=True, sharey=True)
-    else:
-        gap = 0.08, 0.22 if any(is_titled[num_columns:]) else 0.08
-        left += row_title_width + (SHARED_LABEL_HEIGHT if canvas.width else 0.0) - TICK_SPACE
-        panel_width = min(1.8, (canvas.page_width - left - COLOUR_BAR_WIDTH) / num_columns - gap[0])
-        panels = canvas.add_panel_grid(rows, num_columns, (panel_width, aspect * panel_width), gap, left)
-    titles = _panel_titles(canvas, maps, names, 72 * panel_width)
-    image: Any = None
-    for k, ax in enumerate(panels):
-        data = maps[k] if k < len(maps) else None
-        if data is None:
-            ax.set_visible(False)
-            continue
-        image = draw_cells(canvas, ax, data, limits)
-        canvas.set_panel_title(ax, titles[k] if is_titled[k] else "")
-        if square:
-            ax.set_aspect("equal")
-        is_first, is_lowest = k % num_columns == 0, k + num_columns >= len(maps) or maps[k + num_columns] is None
-        canvas.set_axis_labels(ax, y=data.row_title if is_first else "")
-        if is_first:
-            canvas.set_tick_labels(ax, "y", first.row_labels, aspect * panel_width * 0.95, longest)
-        if is_lowest:
-            canvas.set_tick_labels(ax, "x", first.column_labels, panel_width * 0.95, longest)
-        ax.tick_params(labelleft=is_first, labelbottom=is_lowest)
-    shown = [ax for ax in panels if ax.get_visible()]
-    if should_write_numbers:
-        shape = len(first.column_labels), len(first.row_labels)
-        planned = panel_width, aspect * panel_width
-
-        def fill_cells() -> None:
-            cell = np.divide(canvas.panel_size(shown[0], planned), shape).tolist()
-            write_numbers(canvas, shown, filled, image, (cell[0], cell[1]))
-
-        canvas.draw_when_sized(fill_cells)
-    canvas.set_shared_labels(x, y)
-    canvas.add_colour_bar(image, value_label, panels)
-    return shown
-
-
-def _panel_titles(canvas: Canvas, maps: Sequence[HeatMapData | None], names: Sequence[str], points: float) -> list[str]:
-    """The title of each panel: its name, or the short one if the names do not fit."""
-
-    def fits(names: Sequence[str], max_length: int = 60) -> bool:
-        return max(text_width(format_token(name, max_length), FONT_SIZE) for name in names) + 5 < points
-
-    filled = [m for m in maps if m is not None]
-    if not fits(names) and all(m.short_name for m in filled):
-        canvas.add_note(f"Titles of panels are shortened; the last is {filled[-1].name}.")
-        names = ["" if m is None else m.short_name for m in maps]
-    longest = next((n for n in range(60, 3, -1) if fits(names, n)), 3)
-    return [format_token(name, longest) if name else "" for name in names]
-
-
-def draw_cells(
-    canvas: Canvas, ax: Axes, data: HeatMapData, limits: tuple[float, float] | None, norm: Normalize | None = None
-) -> Any:
+def draw_cells(canvas: Canvas, ax: Axes, data: HeatMapData, norm: Normalize) -> Any:
     """Draw the cells of a matrix, the first row on top, NaN as blank; return the image, which has the colours."""
     values = np.ma.masked_invalid(data.values)
-    norm = norm or make_norm(*(limits or shared_limits([data.values])))
     rows, columns = values.shape
     style: Any = {"cmap": canvas.make_colour_map(norm), "norm": norm}
     image: Any
@@ -595,7 +520,7 @@ def _plot_matrix(result: LabelledArray, canvas: Canvas, value_label: str, sort: 
         data = HeatMapData(result.values[order], tuple(rows[k] for k in order), columns, low=low, high=high)
         canvas.add_note(f"{y.capitalize()}s are sorted by their strongest {x}.")
     limits = probability_limits([result.values]) if result.is_distribution else None
-    ax = draw_heat_map(canvas, data, value_label=value_label, x=x, y=y, limits=limits, square=x == y)
+    (ax,) = draw_matrix(canvas, [data], value_label=value_label, x=x, y=y, limits=limits, square=x == y)
     if y == "sentence" and len(rows) > 40 and "sentence" not in result.labels:
         ax.set_yticks([])
         canvas.set_axis_labels(ax, y=f"{len(rows):,} {y}s")
@@ -615,9 +540,8 @@ def _plot_panels(result: LabelledArray, canvas: Canvas, value_label: str) -> Non
         for name, matrix in zip(names, values, strict=True)
     ]
     y, x = (result.axes[dim] for dim in other_dims)
-    draw_heat_maps(
-        canvas, maps, value_label=value_label, x=x, y=y, num_columns=count_columns(canvas, len(maps), 4), square=x == y
-    )
+    num_columns = count_columns(canvas, len(maps), 4)
+    draw_matrix(canvas, maps, value_label=value_label, x=x, y=y, num_columns=num_columns, square=x == y)
 
 
 @dataclass(frozen=True)
@@ -671,14 +595,10 @@ def draw_bars(
     max_width = max(text_width(format_token(label, max_length), SMALL_FONT_SIZE + 0.5) for label in labels)
     max_upright = MAX_UPRIGHT_BARS if canvas.width is None else min(MAX_UPRIGHT_BARS, 3.5 * canvas.page_width)
     is_upright = len(labels) <= max_upright and max_width < 60
-    width = max(2.6, min(canvas.page_width, (0.26 + 0.26 * len(series)) * len(labels) + 0.9))
-    height = max(1.3, (0.1 + 0.13 * len(series)) * len(labels))
-    planned_size = (width, height) if ax is None else None
     if ax is None and is_upright:
-        ax = canvas.add_axes(width, 2.3)
+        ax = canvas.add_axes(max(2.0, (0.26 + 0.26 * len(series)) * len(labels)), 1.8)
     elif ax is None:
-        ax = canvas.add_axes(min(canvas.page_width, 3.4 + tick_label_width(labels, max_length)), height + 0.8)
-    width, height = canvas.panel_size(ax, planned_size)
+        ax = canvas.add_axes(3.2, max(1.0, (0.1 + 0.13 * len(series)) * len(labels)))
     positions = np.arange(len(labels), dtype=np.float64)
     thickness = (0.74 if len(labels) > 3 else 0.56) / len(series)
     centres: list[FloatArray] = [positions + (k - (len(series) - 1) / 2) * thickness for k in range(len(series))]
@@ -690,13 +610,12 @@ def draw_bars(
         if bars.low is not None and bars.high is not None:
             line: Any = {"color": canvas.colours["ink"], "linewidth": 1.0, "label": f"interval {bars.name}".strip()}
             (ax.vlines if is_upright else ax.hlines)(bar_positions, bars.low, bars.high, **line)
-    canvas.draw_when_sized(lambda: _write_bar_numbers(canvas, ax, centres, series, is_upright, (width, height)))
+    canvas.draw_when_sized(lambda: _write_bar_numbers(canvas, ax, centres, series, is_upright))
     if is_upright:
-        canvas.set_tick_labels(ax, "x", labels, width - 0.7, max_length)
+        canvas.set_tick_labels(ax, "x", labels, max_length)
         canvas.set_axis_labels(ax, category_label, value_label)
     else:
-        canvas.set_tick_labels(ax, "y", labels, height, max_length)
-        ax.set_ylim(len(labels) - 0.4, -0.6)
+        canvas.label_rows(ax, labels, max_length)
         canvas.set_axis_labels(ax, value_label, category_label)
     ax.tick_params(axis="x" if is_upright else "y", length=0)
     ends = np.concatenate([x for bars in series for x in (bars.values, bars.low, bars.high) if x is not None])
@@ -705,25 +624,19 @@ def draw_bars(
     limits = low - (0.12 * span if low < 0 else 0), high + (0.14 if is_upright else 0.12) * span
     (ax.set_ylim if is_upright else ax.set_xlim)(*limits)
     if len(series) > 1:
-        legend_style: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2}
-        canvas.add_legend(ax, handles=ax.containers, ncols=len(series), **legend_style)
+        canvas.add_legend(ax, handles=ax.containers, ncols=len(series), is_above=True)
     return ax
 
 
 def _write_bar_numbers(
-    canvas: Canvas,
-    ax: Axes,
-    centres: Sequence[FloatArray],
-    series: Sequence[BarSeries],
-    is_upright: bool,
-    planned: tuple[float, float],
+    canvas: Canvas, ax: Axes, centres: Sequence[FloatArray], series: Sequence[BarSeries], is_upright: bool
 ) -> None:
     """Write the number of each bar at its end, unless the numbers of neighbouring bars would overlap."""
     largest = max(float(np.nanmax(np.abs(bars.values), initial=0.0)) for bars in series)
     texts = [
         ["none" if np.isnan(x) else format_number(x, largest, short=False) for x in bars.values] for bars in series
     ]
-    size = 72 * np.array(canvas.panel_size(ax, planned))
+    size = 72 * np.array(canvas.panel_size(ax))
     low, high = sorted(ax.get_xlim() if is_upright else ax.get_ylim())
     spacing = centres[1][0] - centres[0][0] if len(series) > 1 else 1.0
     pitch = spacing * size[0 if is_upright else 1] / (high - low)
@@ -743,7 +656,7 @@ def _write_bar_numbers(
     high = max(high, low + (max(ends) - low) / (1 - min(share, 0.5)))
     (ax.set_ylim if is_upright else ax.set_xlim)(low, high)
     style: Any = {"ha": "center", "va": "bottom"} if is_upright else {"ha": "left", "va": "center_baseline"}
-    style |= {"fontsize": 6.5, "color": canvas.colours["grey"], "fontfamily": canvas.with_font([BASE_FONT])}
+    style |= {"fontsize": 6.5, "color": canvas.colours["grey"]}
     for bar_positions, bars, line in zip(centres, series, texts, strict=True):
         tips = np.maximum(np.nan_to_num(bars.values), 0)
         tips = tips if bars.high is None else np.maximum(tips, np.nan_to_num(bars.high))

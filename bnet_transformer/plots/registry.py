@@ -125,7 +125,7 @@ def plot(
         raise BNetError("special", expected=expected, actual=kind, hint=hint)
     check_names(f"option of a plot of {kind}", options, known)
     canvas = Canvas(ax, theme, title, width, font)
-    with plot_rc_context(canvas.colours["ink"]):
+    with plot_rc_context(canvas.rc_params):
         draw(result, canvas, **options)
         return canvas.finish()
 

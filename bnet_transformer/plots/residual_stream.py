@@ -15,16 +15,15 @@ from bnet_transformer._core.tensors import FloatArray, rank_by_size, to_numpy
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.fonts import format_token, text_width
 from bnet_transformer.inference.query import parse_words
-from bnet_transformer.plots.canvas import MAX_LABEL_LENGTH, SMALL_FONT_SIZE, Canvas, format_digits
+from bnet_transformer.plots.canvas import MAX_LABEL_LENGTH, SMALL_FONT_SIZE, Canvas, format_digits, make_norm
 from bnet_transformer.plots.heat_maps import (
     BarSeries,
     HeatMapData,
     draw_bars,
     draw_cells,
-    draw_heat_map,
+    draw_matrix,
     select_words,
     shared_limits,
-    tick_label_width,
 )
 from bnet_transformer.plots.sweeps import symmetric_limits
 from bnet_transformer.residual_stream import Contributions, Lens, PathContributions, ScoreContributions, TunedLens
@@ -65,7 +64,7 @@ def plot_contributions(
     else:
         _plot_writers(result, canvas, top)
     value = format_digits(float(result.value), sign=True)
-    canvas.set_title(f"{_format_readout(result.of)} at {result.node}: {value}", is_above_legend=by != "head")
+    canvas.set_title(f"{_format_readout(result.of)} at {result.node}: {value}")
     canvas.add_note(SCALE_NOTE if result.norms else "")
     _note_choices(canvas, result)
 
@@ -107,7 +106,7 @@ def _plot_heads(result: Contributions, canvas: Canvas) -> None:
     limits = symmetric_limits(values)
     axes = next((writer.axes for writer in parts if writer.kind == "attention" and writer.axes), ("head",))
     label = f"{'_'.join(axes)}, feed-forward step"
-    draw_heat_map(canvas, data, value_label="contribution", limits=limits, x=label, y="slice")
+    draw_matrix(canvas, [data], value_label="contribution", limits=limits, x=label, y="slice")
     texts = ", ".join(f"{name} {format_digits(part, sign=True)}" for name, part in remaining.items())
     canvas.add_note(f"Other parts: {texts}." if texts else "")
 
@@ -135,7 +134,7 @@ def _plot_words(result: Contributions, canvas: Canvas, special: bool) -> None:
         canvas.add_note(f"The parts of the words that are not shown sum to {format_digits(remainder, sign=True)}.")
     data = data.select(range(len(kinds)), shown)
     limits = symmetric_limits(matrix)
-    draw_heat_map(canvas, data, value_label="contribution", limits=limits, x="word (of a head: attended to)", y="")
+    draw_matrix(canvas, [data], value_label="contribution", limits=limits, x="word (of a head: attended to)", y="")
 
 
 def plot_path_contributions(result: PathContributions, canvas: Canvas, *, top: int = 12) -> None:
@@ -195,7 +194,7 @@ def _plot_strongest(
     shown = [sorted(rank_by_size(magnitude.max(dim), top)) for dim in (1, 0)]
     names = [tuple(writer.name for writer in writers) for writers in axes.values()]
     data, (y, x) = HeatMapData(values, names[0], names[1]).select(*shown), axes
-    draw_heat_map(canvas, data, value_label=value_label, limits=symmetric_limits(data.values), x=x, y=y)
+    draw_matrix(canvas, [data], value_label=value_label, limits=symmetric_limits(data.values), x=x, y=y)
     counts = list(zip(map(len, shown), values.shape, nouns, strict=True))
     if any(count < total for count, total, _ in counts):
         canvas.add_note("Strongest: " + ", ".join(f"{count} of {total} {noun}" for count, total, noun in counts) + ".")
@@ -266,24 +265,19 @@ def _draw_grid(result: Lens, canvas: Canvas, rows: list[int], columns: list[int]
     texts = [[result.labels[int(result.top_states[t, i, 0])] for i in columns] for t in rows]
     row_labels = tuple(result.states[t] for t in rows)
     column_labels = tuple(result.words[i] for i in columns)
-    longest = canvas.limit_label_length(MAX_LABEL_LENGTH)
-    left, below = tick_label_width(row_labels), tick_label_width(column_labels, longest)
     widths = (text_width(format_token(text.strip(), 12), SMALL_FONT_SIZE) for text in itertools.chain(*texts))
-    label_width = max(widths) / 72
-    width = min(canvas.page_width - left - 1.0, max(1.6, (label_width + 0.12) * len(columns)))
-    height = min(MAX_GRID_HEIGHT, max(1.0, 0.2 * len(rows)))
-    ax = canvas.add_axes(width + left + 1.0, height + below + 0.75)
-    width, height = canvas.panel_size(ax, (width, height))
+    width = max(1.6, (max(widths) / 72 + 0.12) * len(columns))
+    ax = canvas.add_axes(width, min(MAX_GRID_HEIGHT, max(1.3, 0.24 * len(rows))))
     low, high = (0.0, 1.0) if colour == "probability" else shared_limits([values])
     # The divergence of x_0 is often ten times that of other states: a root makes the others visible.
-    norm = PowerNorm(0.5, low, high) if colour == "kl" else None
-    image = draw_cells(canvas, ax, HeatMapData(values, row_labels, column_labels), (low, high), norm)
-    canvas.set_tick_labels(ax, "x", column_labels, width, longest)
-    canvas.set_tick_labels(ax, "y", row_labels, height)
+    norm = PowerNorm(0.5, low, high) if colour == "kl" else make_norm(low, high)
+    image = draw_cells(canvas, ax, HeatMapData(values, row_labels, column_labels), norm)
+    canvas.set_tick_labels(ax, "x", column_labels, canvas.limit_label_length(MAX_LABEL_LENGTH))
+    canvas.set_tick_labels(ax, "y", row_labels)
     canvas.set_axis_labels(ax, "word", "state")
 
     def fill_cells() -> None:
-        size = canvas.panel_size(ax, (width, height))
+        size = canvas.panel_size(ax)
         cell = size[0] / len(columns), size[1] / len(rows)
         if cell[0] >= MIN_TEXT_WIDTH and cell[1] >= MIN_TEXT_HEIGHT:
             font_size, points = min(SMALL_FONT_SIZE, 0.78 * 72 * cell[1]), (72 * cell[0] - 3) / canvas.font_scale
@@ -296,7 +290,7 @@ def _draw_grid(result: Lens, canvas: Canvas, rows: list[int], columns: list[int]
             canvas.add_note("The words do not fit into the cells; select some by slices= and words=.")
 
     canvas.draw_when_sized(fill_cells)
-    canvas.add_colour_bar(image, COLOURS[colour], [ax])
+    canvas.add_colour_bar(image, COLOURS[colour])
 
 
 def _shorten(text: str, size: float, points: float) -> str:
@@ -312,7 +306,7 @@ def _plot_target(
     """Plot the probability or the rank of one state of the readout by slice, for one word."""
     probs, ranks = (to_numpy(values[rows, word]) for values in (result.probability(state), result.rank(state)))
     label = result.labels[state].strip()
-    ax = canvas.add_axes(4.2, 2.3)
+    ax = canvas.add_axes(3.7, 1.9)
     style: Any = {"color": canvas.colours["accent"], "linewidth": 1.4, "marker": "o", "markersize": 3}
     ax.plot(rows, ranks if show == "rank" else probs, **style)
     if show == "rank":
@@ -323,10 +317,10 @@ def _plot_target(
         ax.yaxis.set_major_locator(FixedLocator([tick for tick in ticks[::step] if tick <= ranks.max()]))
         ax.yaxis.set_major_formatter(FuncFormatter(lambda rank, _: f"{rank:,.0f}"))
         ax.yaxis.set_minor_locator(NullLocator())
-        canvas.style_curve_axes(ax, "state", f"rank of {label}", 10)
+        canvas.style_curve_axes(ax, "state", f"rank of {label}")
     else:
         ax.set_ylim(-0.03, 1.1)
-        canvas.style_curve_axes(ax, "state", f"P({label})", 10)
+        canvas.style_curve_axes(ax, "state", f"P({label})")
         style = {"ha": "center", "va": "bottom", "fontsize": 6.5, "color": canvas.colours["grey"]}
         for k, (row, prob, rank) in enumerate(zip(rows, probs, ranks, strict=True)):
             if len(rows) <= 40 and rank <= 10 and (k == 0 or rank != ranks[k - 1]):
@@ -337,13 +331,13 @@ def _plot_target(
 
 def plot_tuned_lens(result: TunedLens, canvas: Canvas) -> None:
     """Plot the held-out KL of the logit lens and of the tuned lens by slice."""
-    ax = canvas.add_axes(4.2, 2.3)
+    ax = canvas.add_axes(3.7, 1.9)
     rows = range(len(result.kl))
     for name, values, colour in (("logit lens", result.plain_kl, "grey"), ("tuned lens", result.kl, "accent")):
         style: Any = {"linewidth": 1.4, "marker": "o", "markersize": 3, "label": name}
         ax.plot(rows, to_numpy(values), color=canvas.colours[colour], **style)
     ax.set_ylim(bottom=0)
-    canvas.style_curve_axes(ax, "state", "held-out KL(end || lens) (nats)", 10)
+    canvas.style_curve_axes(ax, "state", "held-out KL(end || lens) (nats)")
     canvas.add_legend(ax)
     for note in result.notes:
         canvas.add_note(note)

@@ -33,14 +33,12 @@ from bnet_transformer.plots.heat_maps import (
     HeatMapData,
     count_columns,
     draw_bars,
-    draw_heat_map,
-    draw_heat_maps,
+    draw_matrix,
     make_labelled_array,
     plot_labelled_array,
     probability_limits,
     select_top,
     select_words,
-    tick_label_width,
 )
 from bnet_transformer.reference import compute_read_mask
 
@@ -80,7 +78,7 @@ def plot_samples(result: Samples, canvas: Canvas, *, node: str | None = None, to
         array = make_labelled_array(fractions, name, labels=_axis_labels(labels, name), value_label=text)
         plot_labelled_array(array, canvas, top=top)
         return
-    ax = canvas.add_axes(4.2, 2.4)
+    ax = canvas.add_axes(3.7, 2.0)
     for k, values in enumerate(samples.flatten(1).unbind(1) if samples.dim() > 1 else [samples]):
         colour = canvas.head_colours[k % len(canvas.head_colours)]
         label = f"{name}[{k}]" if samples.dim() > 1 else name
@@ -111,12 +109,10 @@ def plot_group_posterior(result: GroupPosterior, canvas: Canvas, *, special: boo
     if names[-2] == WORD and not special:
         shown = select_words(canvas, columns, result.special, special)
         maps = [m.select(range(len(states)), shown) for m in maps]
-    if len(maps) == 1:
-        panels = [draw_heat_map(canvas, maps[0], **style, limits=(0.0, 1.0))]
-    else:
+    if len(maps) > 1:
         num_columns, width = (1, 5.4) if len(columns) > 16 else (count_columns(canvas, len(maps), 4), 2.0)
-        style |= {"num_columns": num_columns, "max_width": width, "aspect": min(1.0, 0.2 * len(states) / width)}
-        panels = draw_heat_maps(canvas, maps, **style, limits=(0.0, 1.0), square=False, should_thin_labels=True)
+        style |= {"num_columns": num_columns, "size": (width, min(width, 0.2 * len(states)))}
+    panels = draw_matrix(canvas, maps, **style, limits=(0.0, 1.0))
     if is_long:
         for ax in panels:
             canvas.set_index_ticks(ax)
@@ -211,39 +207,34 @@ def plot_ranked_states(result: RankedStates, canvas: Canvas, *, top: int = 10) -
     """
     count = min(check_int("top", top), len(result))
     stacks = dict.fromkeys(group.stack for group in result.groups if group.stack is not None)
-    labels = [label for group in result.groups for label in _row_labels(group)]
-    left = tick_label_width(labels or [""])
-    width = min(
-        canvas.page_width - left - NUMBERS_WIDTH, max(1.6, max(_natural_width(g, result) for g in result.groups))
-    )
+    width = max(1.6, max(_natural_width(g, result) for g in result.groups))
     blocks = [_build_word_block(result, stack, width, stack == next(iter(stacks))) for stack in stacks]
     blocks = blocks or [_build_node_block(result)]
     heights = [count * block.pitch - (block.pitch > 1) for block in blocks]
     unit = min(0.22, MAX_HEIGHT / sum(heights))
-    # More space than the texts need, because a saved file has no empty margins.
-    labels_height = sum(0.5 + tick_label_width(block.columns) for block in blocks)
-    legend_height = 0.06 * min(2 * len(canvas.head_colours), max(group.num_states for group in result.groups))
-    size = width + left + NUMBERS_WIDTH, unit * sum(heights) + labels_height + legend_height + 0.6
-    panels = canvas.add_panels(len(blocks), 1, *size, height_ratios=heights)
-    unlabelled: list[GroupStates] = []
+    panels = canvas.add_panels(len(blocks), 1, width, [unit * height for height in heights])
     for ax, block, height in zip(panels, blocks, heights, strict=True):
         ax.set_xlim(-0.5, len(block.columns) - 0.5)
         ax.set_ylim(height - 0.5, -0.5)
-        panel_width, panel_height = canvas.panel_size(ax, (width, unit * height))
-        if canvas.user_axes is None:
-            ax.set_box_aspect(panel_height / panel_width)
-        scale = 72 * panel_width / len(block.columns), 72 * panel_height / height  # points of a column and a row
-        for k, row in enumerate(block.rows):
-            is_labelled = _draw_row(canvas, ax, row, range(k, count * block.pitch, block.pitch), scale)
-            unlabelled += [] if is_labelled else row.groups
-        _label_axes(canvas, ax, block, count, (panel_width, panel_height))
-    if not canvas.is_small:
-        _write_probabilities(canvas, panels[0], result, blocks[0], count)
-    _add_state_legend(canvas, panels[0], unlabelled)
+        _label_axes(canvas, ax, block, count)
+    _write_probabilities(canvas, panels[0], result, blocks[0], count)
+
+    def fill_cells() -> None:
+        unlabelled: list[GroupStates] = []
+        for ax, block, height in zip(panels, blocks, heights, strict=True):
+            size = canvas.panel_size(ax)
+            scale = 72 * size[0] / len(block.columns), 72 * size[1] / height  # points of a column and a row
+            for k, row in enumerate(block.rows):
+                is_labelled = _draw_row(canvas, ax, row, range(k, count * block.pitch, block.pitch), scale)
+                unlabelled += [] if is_labelled else row.groups
+            if scale[0] < MIN_WORD_PITCH:
+                canvas.set_index_ticks(ax)
+                ax.set_xlabel(f"number of the {block.column_name}")
+        _add_state_legend(canvas, panels[0], unlabelled)
+
+    canvas.draw_when_sized(fill_cells)
     name = "most probable explanation" if result.method == "most_probable" else "marginal MAP"
-    canvas.set_title(
-        f"{name[:1].upper()}{name[1:]}" + (f", the {count} best" if count > 1 else ""), is_above_legend=True
-    )
+    canvas.set_title(f"{name[:1].upper()}{name[1:]}" + (f", the {count} best" if count > 1 else ""))
     canvas.add_note("Faded: the same state as in the best joint state." if count > 1 else "")
     rows = [row for block in blocks for row in block.rows]
     is_fixed = any(bool((~row.is_explained & (row.states != BLANK)).any()) for row in rows)
@@ -409,20 +400,17 @@ def _mix(colour: str, other: str, share: float) -> str:
 # labels
 
 
-def _label_axes(canvas: Canvas, ax: Axes, block: Block, count: int, size: tuple[float, float]) -> None:
-    """Label the rows of each joint state, and the columns with words, or with their numbers if words do not fit."""
+def _label_axes(canvas: Canvas, ax: Axes, block: Block, count: int) -> None:
+    """Label the rows of each joint state and the columns, without a frame."""
     canvas.draw_frame(ax)
     for spine in ax.spines.values():
         spine.set_visible(False)
     ticks = [(r * block.pitch + k, row.label) for r in range(count) for k, row in enumerate(block.rows) if row.label]
     labels, tick_positions = [label for _, label in ticks], [float(y) for y, _ in ticks]
-    canvas.set_tick_labels(ax, "y", labels, size[1], positions=tick_positions)
-    if 72 * size[0] / len(block.columns) >= MIN_WORD_PITCH:
-        canvas.set_tick_labels(ax, "x", block.columns, size[0])
-        canvas.set_axis_labels(ax, block.column_name)
-    else:
-        canvas.set_index_ticks(ax)
-        canvas.set_axis_labels(ax, f"number of the {block.column_name}")
+    ax.set_yticks([])
+    canvas.set_tick_labels(ax, "y", labels, positions=tick_positions)
+    canvas.set_tick_labels(ax, "x", block.columns)
+    canvas.set_axis_labels(ax, block.column_name)
 
 
 def _write_probabilities(canvas: Canvas, ax: Axes, result: RankedStates, block: Block, count: int) -> None:
@@ -458,10 +446,8 @@ def _add_state_legend(canvas: Canvas, ax: Axes, groups: Sequence[GroupStates]) -
     texts = [f"state {k}" if labels is None else f"{k} = {labels[k]}" for k in range(count)]
     texts, fonts = canvas.format_texts(texts, 30)
     patches = [Patch(color=state_colour(canvas, k, count), label=text) for k, text in enumerate(texts)]
-    width = max(text_width(text, SMALL_FONT_SIZE) for text in texts) + 30
-    columns = max(1, min(count, int(72 * (canvas.page_width - NUMBERS_WIDTH - 0.5) / width)))
-    style: Any = {"loc": "lower left", "bbox_to_anchor": (0, 1), "borderaxespad": 0.2, "columnspacing": 1.2}
-    canvas.add_legend(ax, handles=patches, ncols=columns, prop={"family": fonts, "size": SMALL_FONT_SIZE}, **style)
+    prop = {"family": fonts, "size": SMALL_FONT_SIZE}
+    canvas.add_legend(ax, handles=patches, ncols=min(count, 8), prop=prop, columnspacing=1.2, is_above=True)
 
 
 TOKEN_WORDS = "tokens"
@@ -518,13 +504,10 @@ def plot_sentence(
     if any(bool(np.isnan(m.values).any()) for m in maps):
         canvas.add_note(BLANK_NOTE)
     limits = probability_limits([m.values for m in maps])
-    if len(maps) == 1:
-        draw_heat_map(canvas, maps[0], **labels, limits=limits, square=True)
-        canvas.set_title(f"Slice {slices[0]}" + (f", {maps[0].name}" if maps[0].name else ""))
-        return
     num_columns, panels = arrange_panels(canvas, maps_by_slice)
-    draw_heat_maps(canvas, panels, **labels, num_columns=num_columns, limits=limits)
-    canvas.set_title(f"Slice {slices[0]}" if len(slices) == 1 else "Attention TPMs by slice")
+    draw_matrix(canvas, panels, **labels, num_columns=num_columns, limits=limits, square=True)
+    title = f"Slice {slices[0]}" if len(slices) == 1 else "Attention TPMs by slice"
+    canvas.set_title(title + (f", {maps[0].name}" if len(maps) == 1 and maps[0].name else ""))
 
 
 def _drop_special(
@@ -562,7 +545,7 @@ def arrange_panels(
     panels: list[HeatMapData | None] = []
     max_maps = max(map(len, maps_by_slice.values()))
     if max_maps == 1:
-        panels += [replace(maps[0], name=f"slice {t}", short_name="") for t, maps in maps_by_slice.items()]
+        panels += [replace(maps[0], name=f"slice {t}") for t, maps in maps_by_slice.items()]
         return count_columns(canvas, len(panels), 4), panels
     if len(maps_by_slice) == 1:
         panels += next(iter(maps_by_slice.values()))
@@ -604,8 +587,7 @@ def build_attention_maps(
         if head is not None and state_by_dim["head"] != head:
             continue
         name = ", ".join(f"head {k}" if axis == "head" else f"{axis} = {k}" for axis, k in state_by_dim.items())
-        short = ", ".join(str(k) for k in state_by_dim.values())
-        maps.append(HeatMapData(to_numpy(masked[states]), rows, columns, name, short_name=short))
+        maps.append(HeatMapData(to_numpy(masked[states]), rows, columns, name))
     return maps
 
 

@@ -20,14 +20,13 @@ from bnet_transformer.interventions.cells import READ
 from bnet_transformer.interventions.circuit import LEVEL, Circuit, CircuitTests
 from bnet_transformer.interventions.curves import RANDOM, RANKINGS, FaithfulnessCurves
 from bnet_transformer.interventions.sweep_results import MEDIATION_PARTS, Mediation, Sweep
-from bnet_transformer.plots.canvas import PAGE_WIDTH, Canvas, format_digits
+from bnet_transformer.plots.canvas import Canvas, format_digits
 from bnet_transformer.plots.heat_maps import (
     BarSeries,
     HeatMapData,
     count_columns,
     draw_bars,
-    draw_heat_map,
-    draw_heat_maps,
+    draw_matrix,
     select_words,
     tick_label_width,
     to_float_array,
@@ -40,7 +39,7 @@ from bnet_transformer.plots.heat_maps import (
 MARKERS = "osD^vPX<"
 MAX_EDGES = 24  # bars of edges
 RANKING_TITLES = {"signed": "by signed score", "absolute": "by absolute score"}
-LEGEND_LINE, LEGEND_OFFSET = 0.16, 0.4  # inches: the height of a line, and the distance of the legend from the x axis
+LEGEND_OFFSET = 0.4  # inches: the distance of the legend from the x axis
 OVERFLOW = 0.35  # the part of an interval that extends beyond the curves is drawn up to this share of their range
 
 
@@ -65,9 +64,8 @@ def plot_faithfulness_curves(
             "methods", expected="at least one of the methods", actual=methods, allowed=", ".join(result.methods)
         )
     rankings = RANKINGS if ranking is None and canvas.user_axes is None else (ranking or "signed",)
-    height = 2.4 + LEGEND_LINE * len(names)
     rows, columns = (len(rankings), 1) if canvas.is_narrow else (1, len(rankings))
-    panels = canvas.add_panels(rows, columns, 3.3 * columns + 0.2, height * rows, sharey=True)
+    panels = canvas.add_panels(rows, columns, 2.8, 1.9, sharey=True)
     styles = _choose_styles(names, canvas)
     ranges = []
     for ax, kind in zip(panels, rankings, strict=True):
@@ -133,7 +131,7 @@ def _draw_curves(
             ends = [max(min(ends[0], lower.min()), low - limit), min(max(ends[1], upper.max()), high + limit)]
     for level in (0, 1):
         ax.axhline(level, color=canvas.colours["grey"], linewidth=0.7, linestyle=(0, (4, 3)), zorder=1)
-    canvas.style_curve_axes(ax, "", "", 6)
+    canvas.style_curve_axes(ax, "", "")
     ax.set_xscale("log")
     ticks = [10.0**power for power in range(int(np.floor(np.log10(shares[0]) + 1e-9)), 1)]
     ax.xaxis.set_major_locator(FixedLocator(ticks))
@@ -153,7 +151,7 @@ def plot_circuit(result: Circuit, canvas: Canvas, *, top: int = MAX_EDGES) -> No
     _draw_edges(
         canvas, shown["edge"], shown["effect"], shown["kept"], ("in the circuit", "left out"), "effect of its removal"
     )
-    canvas.set_title(f"Circuit of {result.edges:,} of {result.candidates:,} edges", is_above_legend=True)
+    canvas.set_title(f"Circuit of {result.edges:,} of {result.candidates:,} edges")
     canvas.add_note(f"{result._format_summary()}.")
     if len(shown) < len(frame):
         canvas.add_note(f"The {len(shown)} largest of {len(frame):,} effects.")
@@ -166,7 +164,7 @@ def plot_circuit_tests(result: CircuitTests, canvas: Canvas, *, top: int = MAX_E
     names = f"minimality p at most {LEVEL}", "larger p"
     _draw_edges(canvas, shown["edge"], shown["change"], shown["p"] <= LEVEL, names, "change of the metric")
     title = f"Sufficiency p {result.sufficiency:.2g}, necessity p {result.necessity:.2g}"
-    canvas.set_title(title, is_above_legend=True)
+    canvas.set_title(title)
     if len(shown) < len(frame):
         canvas.add_note(f"The {len(shown)} largest of {len(frame):,} changes.")
 
@@ -176,15 +174,14 @@ def _draw_edges(
 ) -> None:
     """Draw a horizontal bar for each edge, in one of two colours."""
     labels, numbers, marks = (np.asarray(column) for column in (edges, values, is_marked))
-    height = 0.17 * len(labels)
-    ax = canvas.add_axes(min(PAGE_WIDTH, 3.4 + tick_label_width(labels.tolist(), 40)), height + 0.9)
+    ax = canvas.add_axes(3.2, 0.17 * len(labels))
     for name, colour, mask in zip(names, ("accent", "prior"), (marks.astype(bool), ~marks.astype(bool)), strict=True):
         if mask.any():
             style: Any = {"color": canvas.colours[colour], "label": name, "linewidth": 0, "zorder": 2}
             ax.barh(np.flatnonzero(mask), numbers[mask].astype(float), 0.74, **style)
-    canvas.label_rows(ax, labels.tolist(), height, 40)
+    canvas.label_rows(ax, labels.tolist(), 40)
     canvas.set_axis_labels(ax, value_label, "edge")
-    canvas.add_legend(ax, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0.2, ncols=2)
+    canvas.add_legend(ax, is_above=True, ncols=2)
 
 
 DEFAULT_CONFIDENCE = 0.95
@@ -237,7 +234,7 @@ def plot_sweep(
         data = HeatMapData(values, *_get_labels(result, (0, 1)), low=low, high=high, error=errors)
         (data,) = _crop(canvas, result, (0, 1), _drop_special(canvas, result, (0, 1), [data], special))
         limits, options = symmetric_limits(data.values), _axis_options(result, (0, 1))
-        panels = [draw_heat_map(canvas, data, value_label=value_label, limits=limits, **options)]
+        panels = draw_matrix(canvas, [data], value_label=value_label, limits=limits, **options)
         canvas.draw_when_sized(lambda: _draw_strokes(canvas, panels, [data.values]))
     else:
         by = result.axes.index("head") if "head" in result.axes else 0
@@ -304,7 +301,7 @@ def plot_mediation(
             series.append(_make_series(result, values[name], bounds, name=name, **styles[name]))
         _draw_bars(canvas, result, series, "effect", top, special)
         canvas.add_note(_interval_note(parts["direct"], level) if has_intervals else "")
-    canvas.set_title(f"Effects through {result.at}", is_above_legend=True)
+    canvas.set_title(f"Effects through {result.at}")
     canvas.add_note(f"Total effect: {total} = direct + indirect + interaction.")
 
 
@@ -391,22 +388,21 @@ def _draw_panels(
 ) -> None:
     """Draw heat maps on one scale, at most `max_columns` in a row; fewer if labels would not fit."""
     labels = _get_labels(result, dims)
-    maps = [HeatMapData(matrix, *labels, name, short_name=name.split()[-1]) for name, matrix in values.items()]
+    maps = [HeatMapData(matrix, *labels, name) for name, matrix in values.items()]
     maps = _crop(canvas, result, dims, _drop_special(canvas, result, dims, maps, special))
     rows, columns = maps[0].values.shape
     count = count_columns(canvas, len(maps), max_columns)
-    panels_width = min(PANELS_WIDTH, canvas.page_width - 0.9)
-    width = (panels_width - tick_label_width(maps[0].row_labels)) * 72
-    fits = [k for k in range(1, count + 1) if width / k / columns >= MIN_WORD_PITCH]
-    should_thin = not fits and len(maps) <= MAX_THINNED_PANELS
+    width = min(PANELS_WIDTH, canvas.page_width - 0.9) - tick_label_width(maps[0].row_labels)
+    fits = [k for k in range(1, count + 1) if 72 * width / k / columns >= MIN_WORD_PITCH]
     num_columns = max([k for k in fits if -(-len(maps) // k) <= MAX_STACKED_PANELS], default=count)
+    if not fits and len(maps) <= MAX_THINNED_PANELS:
+        num_columns = 1
     options = _axis_options(result, dims)
-    aspect = None if options["square"] or not (fits or should_thin) else min(1.0, max(0.16, 1.1 * rows / columns))
-    if options["square"] and rows != columns:  # a part of the words was left out
-        options["square"], aspect = False, min(1.6, max(0.16, rows / columns))
-    options |= {"value_label": value_label, "num_columns": 1 if should_thin else num_columns, "aspect": aspect}
-    options |= {"limits": symmetric_limits(*(m.values for m in maps)), "max_width": panels_width}
-    panels = draw_heat_maps(canvas, maps, **options, should_write_numbers=True, should_thin_labels=should_thin)
+    ratio = 1.0 if options["square"] and rows == columns else max(0.16, 1.1 * rows / columns)
+    width = width / num_columns
+    options |= {"value_label": value_label, "num_columns": num_columns, "size": (width, width * min(1.6, ratio))}
+    options["limits"] = symmetric_limits(*(m.values for m in maps))
+    panels = draw_matrix(canvas, maps, **options)
     canvas.draw_when_sized(lambda: _draw_strokes(canvas, panels, [m.values for m in maps]))
 
 
