@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -64,11 +65,8 @@ class CircuitParts:
     num_idle: int
 
 
-class CircuitRuns(Protocol):
+class CircuitRuns(ABC):
     """Runs of circuits. Along a retained edge the run reads its own value, along any other edge the corrupt one.
-
-    Subclass it to inherit the defaults of `edge_groups`, `count_from_start`, `find_connected`, `check_edge` and
-    `trace`.
 
     Attributes:
         edge_names: The name of each edge, `"source -> target"`, targets in topological order.
@@ -76,21 +74,21 @@ class CircuitRuns(Protocol):
 
     edge_names: tuple[str, ...]
 
+    @abstractmethod
     def evaluate(self, retained: Tensor) -> Tensor:
         """The metric, `[circuit, example]`, of circuits with the masks `retained`, `[circuit, edge]`."""
-        ...
 
-    def evaluate_clean(self) -> Tensor:
-        """The metric of the clean run, `[example]`."""
-        ...
-
-    def evaluate_corrupt(self) -> Tensor:
-        """The metric of the corrupt run, `[example]`."""
-        ...
-
+    @abstractmethod
     def swap(self) -> CircuitRuns:
         """The same edges with the clean and the corrupt run exchanged."""
-        ...
+
+    def evaluate_clean(self) -> Tensor:
+        """The metric of the clean run, `[example]`: by default that of the circuit of all edges."""
+        return self.evaluate(torch.ones(1, len(self.edge_names), dtype=torch.bool))[0]
+
+    def evaluate_corrupt(self) -> Tensor:
+        """The metric of the corrupt run, `[example]`: by default that of the circuit without edges."""
+        return self.evaluate(torch.zeros(1, len(self.edge_names), dtype=torch.bool))[0]
 
     @property
     def edge_groups(self) -> tuple[tuple[int, ...], ...]:
@@ -753,18 +751,14 @@ class ArrowRuns(CircuitRuns):
         for start in range(0, len(retained), size):
             part = {index: mask[start : start + size] for index, mask in masks.items()}
             values = self.clean_outcomes | self._compute_groups(affected, part, words)
-            results.append(self._evaluate_metric(values, len(retained[start : start + size])))
+            shape = len(retained[start : start + size]), self.num_examples
+            outcomes = get_outcomes(self.arrows.ground, self.arrows.outcome_nodes, self.clean, values, shape)
+            results.append(self.metric(outcomes))
         return torch.cat(results)
-
-    def evaluate_clean(self) -> Tensor:
-        """The metric of the clean run, `[example]`."""
-        return self._evaluate_metric(self.clean_outcomes, 1, self.clean)[0]
 
     def evaluate_corrupt(self) -> Tensor:
         """The metric of the corrupt run, or of the circuit without edges if nodes are ablated, `[example]`."""
-        if self.ablation is not None:
-            return self.evaluate(torch.zeros(1, len(self.edge_names), dtype=torch.bool))[0]
-        return self._evaluate_metric(self._summarize_outcomes(self.corrupt), 1, self.corrupt)[0]
+        return super().evaluate_corrupt() if self.ablation is not None else self.swap().evaluate_clean()
 
     def swap(self) -> ArrowRuns:
         """The same edges with the clean and the corrupt run exchanged."""
@@ -865,22 +859,13 @@ class ArrowRuns(CircuitRuns):
 
     @torch.no_grad()
     def _compute_groups(self, groups: Sequence[int], masks: GroupMasks, words: Mapping[int, int]) -> GroupValues:
-        """The values of groups in topological order, with each mask of `[circuit, arrow]`.
-
-        Values are freed after their last use, except those of outcomes.
-        """
-        specs = self.clean.network.specs
-        last_use = {parent.index: k for k, index in enumerate(groups) for parent in specs[index].parents}
-        outcome_groups = {self.arrows.ground.group_of(node).index for node in self.arrows.outcome_nodes}
+        """The values of groups in topological order, with each mask of `[circuit, arrow]`."""
         values: GroupValues = {}
-        for k, index in enumerate(groups):
+        for index in groups:
             mask = masks[index]
             is_shared = bool((mask == mask[:1]).all())
             retained = torch.from_numpy(mask[:1] if is_shared else mask).to(self.clean.device)
             values[index] = self._compute_group(index, words.get(index), values, retained, words)
-            for i in [*values]:
-                if last_use.get(i, -1) <= k and i != index and i not in outcome_groups:
-                    del values[i]
         return values
 
     def _compute_group(
@@ -939,13 +924,6 @@ class ArrowRuns(CircuitRuns):
                 event_dim = 1 if spec.tpm.kind == "discrete" else len(spec.shape)
                 summaries[index] = state.layout.pad_dims(value, event_dim)
         return summaries
-
-    def _evaluate_metric(
-        self, values: Mapping[int, Tensor], num_circuits: int, state: ExecutionState | None = None
-    ) -> Tensor:
-        """The metric of the values of node groups: `[circuit, example]`."""
-        base, size = state or self.clean, (num_circuits, self.num_examples)
-        return self.metric(get_outcomes(self.arrows.ground, self.arrows.outcome_nodes, base, values, size))
 
     def _estimate_bytes(self, index: int, has_single_word: bool) -> int:
         """An upper bound of the memory of a group, and of the collections that it reads, in one circuit."""

@@ -364,10 +364,10 @@ def _add_path_slopes(effects: Tensor, item: GradientRun, ends: Sequence[PathsToE
 # Edges that cannot transmit anything, by proof: the map from the writer to the reader is exactly zero.
 #
 # Where no norm lies between a writer and a reader, the map is linear and does not depend on the words: the product of
-# the matrices on the way. It is computed for each basis vector of the writer. Exact zeros are structural: the writer
-# writes to entries of the state that the reader does not read. Spans with only zero in common do not suffice, as their
-# product is zero only up to rounding. Through a norm every entry of a state depends on all others, so that nothing is
-# proven.
+# the matrices on the way. It is computed for one random vector of each writer, whose image under another map is zero
+# with probability 0. Exact zeros are structural: the writer writes to entries of the state that the reader does not
+# read. Spans with only zero in common do not suffice, as their product is zero only up to rounding. Through a norm
+# every entry of a state depends on all others, so that nothing is proven.
 
 
 def find_blocked_edges(run: PatchedRun, structure: EdgeStructure) -> BoolArray:
@@ -380,25 +380,23 @@ def find_blocked_edges(run: PatchedRun, structure: EdgeStructure) -> BoolArray:
     Returns:
         The mask; false wherever nothing is proven.
     """
-    table = structure.edges
-    is_linear = _find_linear_edges(structure)
-    blocked: BoolArray = is_linear.copy()
-    writers = np.unique(table.writers[is_linear]).tolist()
-    width = max((math.prod(structure.writer_groups[w].spec.shape) for w in writers), default=0)
-    readers = np.unique(table.readers[is_linear]).tolist()
-    units = [(w, v) for w in writers for v in range(len(structure.list_units(structure.writer_groups[w].spec)))]
-    for entry in range(width):
-        basis = {w: vector for w in writers if (vector := _build_basis(run, structure, w, entry)) is not None}
-        cells = [unit for unit in units if unit[0] in basis]
-        tangents = build_linear_pass(run, basis, structure, readers, cells, Norms.DERIVATIVE)
-        groups = [structure.reader_groups[r] for r in readers]
-        tangents.compute({reader.target.parents[k].index for reader in groups for k in reader.slots})
-        for r, reader in zip(readers, groups, strict=True):
-            transmits = _find_transmitting(run, tangents, cells, reader)
-            for k in np.flatnonzero((table.readers == r) & blocked).tolist():
-                unit = int(table.writers[k]), int(table.writer_units[k])
-                if unit in transmits and transmits[unit][int(table.reader_units[k])]:
-                    blocked[k] = False
+    table, generator = structure.edges, torch.Generator().manual_seed(0)
+    blocked, differences = _find_linear_edges(structure), dict[int, Tensor]()
+    for w in np.unique(table.writers[blocked]).tolist():
+        spec = structure.writer_groups[w].spec
+        vector = 1 + torch.rand(spec.shape, generator=generator, dtype=torch.float64)
+        shape = len(run.examples), *get_layout_shape(run.base, spec), *spec.shape
+        differences[w] = vector.to(run.base.device, run.base.dtype).expand(shape)
+    writers = [(w, v) for w in differences for v in range(structure.count_units(structure.writer_groups[w].spec))]
+    readers = np.unique(table.readers[blocked]).tolist()
+    tangents = build_linear_pass(run, differences, structure, readers, writers, Norms.DERIVATIVE)
+    groups = [structure.reader_groups[r] for r in readers]
+    tangents.compute({reader.target.parents[k].index for reader in groups for k in reader.slots})
+    for r, reader in zip(readers, groups, strict=True):
+        transmits = _find_transmitting(run, tangents, writers, reader)
+        for k in np.flatnonzero((table.readers == r) & blocked).tolist():
+            if (writer := table.get_writer(k)) in transmits:
+                blocked[k] = not transmits[writer][table.reader_units[k]]
     return blocked
 
 
@@ -421,17 +419,6 @@ def _find_linear_edges(structure: EdgeStructure) -> BoolArray:
     table = structure.edges
     linear: BoolArray = ~norms[table.readers, table.writers]
     return linear
-
-
-def _build_basis(run: PatchedRun, structure: EdgeStructure, w: int, entry: int) -> Tensor | None:
-    """One entry of the values of a group of writers, in all nodes; None if the values have fewer entries."""
-    spec = structure.writer_groups[w].spec
-    size = math.prod(spec.shape)
-    if entry >= size:
-        return None
-    vector = torch.zeros(size, dtype=run.base.dtype, device=run.base.device)
-    vector[entry] = 1.0
-    return vector.reshape(spec.shape).expand(len(run.examples), *get_layout_shape(run.base, spec), *spec.shape)
 
 
 def _find_transmitting(

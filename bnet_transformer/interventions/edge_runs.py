@@ -39,7 +39,7 @@ from bnet_transformer.interventions.circuit_runs import (
 )
 from bnet_transformer.interventions.edge_attribution import find_blocked_edges
 from bnet_transformer.interventions.edge_patches import get_writer_values
-from bnet_transformer.interventions.edges import READOUT, EdgeStructure, ReaderGroup, is_wordwise_path
+from bnet_transformer.interventions.edges import READOUT, EdgeStructure, ReaderGroup, WriterUnit, is_wordwise_path
 from bnet_transformer.interventions.examples import (
     DEFAULT_MEMORY,
     Examples,
@@ -65,44 +65,9 @@ from bnet_transformer.reference import GroundModel, locate_node
 # the sum. After a norm, it is computed for each reader.
 
 
-MERGED = 8  # the number of tensors of the same level that are joined; this copies each tensor once a level
-
-
-@dataclass(frozen=True)
-class WriterChanges:
-    """What some writers add to a group, minus the corrupt run.
-
-    Args:
-        columns: The numbers of the writers, among all writers, `[writer]`.
-        values: The values, `[circuit or 1, writer, example, *plates, word, *shape]`.
-        level: The number of times that the values were joined with others.
-    """
-
-    columns: Tensor
-    values: Tensor
-    level: int = 0
-
-    def scale(self, factor: int) -> WriterChanges:
-        """The changes times a factor."""
-        return self if factor == 1 else replace(self, values=factor * self.values)
-
-
-def merge_changes(parts: Sequence[WriterChanges]) -> list[WriterChanges]:
-    """Join the parts at the end that have the same level, so that a sum of n writers has some log(n) parts."""
-    merged: list[WriterChanges] = []
-    for part in parts:
-        merged.append(part)
-        while len(merged) >= MERGED and len({other.level for other in merged[-MERGED:]}) == 1:
-            merged[-MERGED:] = [_concatenate(merged[-MERGED:])]
-    return merged
-
-
-def _concatenate(parts: Sequence[WriterChanges]) -> WriterChanges:
-    """Several parts as one."""
-    shapes = [(part.values.shape[0], 1, *part.values.shape[2:]) for part in parts]
-    count, _, *shape = torch.broadcast_shapes(*shapes)
-    values = torch.cat([part.values.expand(count, -1, *shape) for part in parts], 1)
-    return WriterChanges(torch.cat([part.columns for part in parts]), values, parts[0].level + 1)
+# What some writers add to a group minus the corrupt run, and their numbers among all writers: `[writer]` and
+# `[circuit or 1, writer, example, *plates, word, *shape]`.
+WriterChanges = tuple[Tensor, Tensor]
 
 
 @dataclass
@@ -156,8 +121,8 @@ class ReaderView:
     def _multiply(self, parts: Sequence[WriterChanges]) -> Tensor | None:
         """The sum over writers, for each reader."""
         total: Tensor | None = None
-        for part in parts:
-            values, mask = self._narrow(part.values, 1), self.mask[:, :, part.columns]
+        for columns, changes in parts:
+            values, mask = self._narrow(changes, 1), self.mask[:, :, columns]
             flat = values.flatten(2)
             product: Tensor
             product = (mask.flatten(0, 1) @ flat[0]).unflatten(0, mask.shape[:2]) if len(flat) == 1 else mask @ flat
@@ -513,12 +478,13 @@ class CircuitValues:
             parts, residuals = list[WriterChanges](), self.run.residuals[index]
             for parent in self.structure.list_linear_parents(index):
                 if parent in residuals:
-                    parts += [part.scale(residuals[parent]) for part in self.get_sum(parent)]
+                    count = residuals[parent]
+                    parts += [(columns, x if count == 1 else count * x) for columns, x in self.get_sum(parent)]
                 else:
                     parts += self.get_mapped(parent, index)
             if (w := self.structure.writer_index.get(index)) is not None:
                 parts += map(self._split_writers, self.run.list_changes(w))
-            self._sums[index] = merge_changes(parts)
+            self._sums[index] = parts
         return self._sums[index]
 
     def get_mapped(self, parent: int, index: int) -> list[WriterChanges]:
@@ -535,20 +501,15 @@ class CircuitValues:
         if adds_units(corrupt.network, spec, parent):
             state = replace(corrupt, values={**corrupt.values, parent: self.changes[w]})
             mapped = map_units(state, self.structure.get_linear_positions(spec), spec, parent).movedim(0, 1)
-            return WriterChanges(self._get_columns(w), mapped)
-        single = self._split_writers(w)
-        mapped = self.map_linear(spec, {parent: single.values.flatten(0, 1)})
-        return replace(single, values=mapped.unflatten(0, single.values.shape[:2]))
-
-    def _get_columns(self, w: int) -> Tensor:
-        """The numbers of the writers of a group, `[writer]`."""
-        return torch.arange(*self.run.first_columns[w : w + 2], device=self.retained.device)
+            return torch.arange(*self.run.first_columns[w : w + 2], device=mapped.device), mapped
+        columns, values = self._split_writers(w)
+        return columns, self.map_linear(spec, {parent: values.flatten(0, 1)}).unflatten(0, values.shape[:2])
 
     def _split_writers(self, w: int) -> WriterChanges:
         """What each writer of a group writes minus the corrupt run; zero at the positions of the others."""
         spec, change = self.structure.writer_groups[w % len(self.structure.writer_groups)].spec, self.changes[w]
         split = self.structure.split_units(change, spec, self.run.clean.layout) if spec.group.plates else change[None]
-        return WriterChanges(self._get_columns(w), split.transpose(0, 1))
+        return torch.arange(*self.run.first_columns[w : w + 2], device=split.device), split.transpose(0, 1)
 
     def map_linear(self, spec: NodeSpec, deviations: Mapping[int, Tensor], word: int | None = None) -> Tensor:
         """The linear part of a group, applied to deviations of its linear parents; without the scale of a norm."""
@@ -629,23 +590,15 @@ class EdgeRunner(CircuitRuns):
         table, structure = self.structure.edges, self.structure
         if self.relative_ablation is not None:  # then an edge that is left out transmits a value too
             retained = torch.ones_like(retained)
-        active = {(r, u): structure.reader_groups[r].is_readout for r, u in structure.reader_units}
-        needed: set[tuple[int, int]] = set()  # the writers that lead to the metric
+        needed: set[WriterUnit] = set()  # the writers that lead to the metric
         connected = np.zeros(len(table), dtype=bool)
-        for r in reversed(range(len(structure.reader_groups))):
+        for r, reader in reversed([*enumerate(structure.reader_groups)]):
             edges = np.flatnonzero(table.readers == r)
             for u in np.unique(table.reader_units[edges]).tolist():
-                if active[r, u] or needed & structure.find_fed_writers(r, u):
+                if reader.is_readout or needed & structure.find_fed_writers(r, u):
                     edges_in = edges[table.reader_units[edges] == u]
                     connected[edges_in] = True
-                    retained_edges = edges_in[retained.numpy()[edges_in]]
-                    needed |= set(
-                        zip(
-                            table.writers[retained_edges].tolist(),
-                            table.writer_units[retained_edges].tolist(),
-                            strict=True,
-                        )
-                    )
+                    needed |= set(map(table.get_writer, edges_in[retained.numpy()[edges_in]]))
         return torch.from_numpy(connected & ~self.blocked)
 
     @torch.no_grad()
@@ -665,42 +618,33 @@ class EdgeRunner(CircuitRuns):
     def trace(self, retained: Tensor) -> CircuitParts:
         """The edges on a path from a writer that differs to the metric, and the arrows from readers to writers."""
         table, structure = self.structure.edges, self.structure
-        connected = (self.find_connected(retained) & retained).numpy()
-        reached = {
-            (w, v)
-            for w, writer in enumerate(structure.writer_groups)
-            if writer.kind == "input" or isinstance(self.corrupt, Ablation)
-            for v in range(len(structure.list_units(writer.spec)))
-        }
-        edge_of: dict[str, str | None] = {}
-        nodes: dict[str, dict[str, Any]] = {}
-        needed = {
-            (int(w), int(v)) for w, v in zip(table.writers[connected], table.writer_units[connected], strict=True)
-        }
-        for k in np.flatnonzero(connected).tolist():  # readers are in topological order
-            r, w = int(table.readers[k]), int(table.writers[k])
-            u, v = int(table.reader_units[k]), int(table.writer_units[k])
+        connected = np.flatnonzero((self.find_connected(retained) & retained).numpy())
+        ends = {k: ((int(table.readers[k]), int(table.reader_units[k])), table.get_writer(k)) for k in connected}
+        reached, needed = set[WriterUnit](), {writer for _, writer in ends.values()}
+        for w, part in enumerate(structure.writer_groups):
+            if part.kind == "input" or isinstance(self.corrupt, Ablation):
+                reached |= {(w, unit) for unit in range(structure.count_units(part.spec))}
+        edge_of, nodes = dict[str, str | None](), dict[str, dict[str, Any]]()
+
+        def describe(spec: NodeSpec, unit: int, part: str) -> dict[str, Any]:
+            return describe_node(spec.group, spec.group.plates, structure.list_units(spec)[unit], part)
+
+        for k, ((r, u), (w, v)) in ends.items():  # readers are in topological order
             if (w, v) not in reached:
                 continue
-            writer_name, reader_name = split_path(table.names[k])
             edge_of[table.names[k]] = table.names[k]
-            reader, kind = structure.reader_groups[r], structure.writer_groups[w].kind
-            nodes.setdefault(
-                writer_name, self._describe(structure.writer_groups[w].spec, v, INPUT if kind == "input" else BETWEEN)
-            )
+            writer, reader = structure.writer_groups[w], structure.reader_groups[r]
+            first, second = split_path(table.names[k])
+            nodes.setdefault(first, describe(writer.spec, v, INPUT if writer.kind == "input" else BETWEEN))
             part = OUTCOME if reader.is_readout and reader.channel == READOUT else BETWEEN
-            nodes.setdefault(reader_name, {**self._describe(reader.target, u, part), "channel": reader.channel})
+            nodes.setdefault(second, {**describe(reader.target, u, part), "channel": reader.channel})
             for fed in structure.find_fed_writers(r, u) & needed:
                 reached.add(fed)
                 name = structure.get_writer_names(fed[0])[fed[1]]
-                nodes.setdefault(name, self._describe(structure.writer_groups[fed[0]].spec, fed[1], BETWEEN))
-                if name != reader_name:
-                    edge_of[join_path((reader_name, name))] = None
+                nodes.setdefault(name, describe(structure.writer_groups[fed[0]].spec, fed[1], BETWEEN))
+                if name != second:
+                    edge_of[join_path((second, name))] = None
         return CircuitParts(edge_of, nodes, 0)
-
-    def _describe(self, spec: NodeSpec, unit: int, part: str) -> dict[str, Any]:
-        """The attributes of a node without its word."""
-        return describe_node(spec.group, spec.group.plates, self.structure.list_units(spec)[unit], part)
 
     @property
     def peer(self) -> Examples:
@@ -727,35 +671,17 @@ class EdgeRunner(CircuitRuns):
             runs.append(MaskedRun(self.structure, clean, corrupt, *shared))
         return runs
 
+    @torch.no_grad()
     def evaluate(self, retained: Tensor) -> Tensor:
-        """The metric of some circuits.
-
-        Args:
-            retained: The mask of the retained edges, `[circuit, edge]`.
-
-        Returns:
-            The metric, `[circuit, example]`.
-        """
-        size = max(1, self.memory // self._circuit_bytes)
-        return torch.cat([self._evaluate_metric(retained[k : k + size]) for k in range(0, len(retained), size)])
+        """The metric, `[circuit, example]`, of circuits with the masks `retained`, `[circuit, edge]`."""
+        parts = retained.split(max(1, self.memory // self._circuit_bytes))
+        outcomes = ([run.compute_outcomes(part) for run in self.runs] for part in parts)
+        return torch.cat([self.metric(self._marginalize(by_choice)) for by_choice in outcomes])
 
     def evaluate_with_grad(self, gates: Tensor) -> Tensor:
         """The metric, `[example]`, of a circuit in which edges are retained in part: factors from 0 to 1, `[edge]`."""
         outcomes = [run.compute_outcomes(gates[None]) for run in self.runs]
         return self.metric.evaluate_with_grad(self._marginalize(outcomes))
-
-    def evaluate_clean(self) -> Tensor:
-        """The metric of the clean run, `[example]`: that of the circuit of all edges."""
-        return self.evaluate(torch.ones(1, len(self.edge_names), dtype=torch.bool))[0]
-
-    def evaluate_corrupt(self) -> Tensor:
-        """The metric of the corrupt run, `[example]`: that of the circuit without edges."""
-        return self.evaluate(torch.zeros(1, len(self.edge_names), dtype=torch.bool))[0]
-
-    @torch.no_grad()
-    def _evaluate_metric(self, retained: Tensor) -> Tensor:
-        """The metric of circuits that fit in memory."""
-        return self.metric(self._marginalize([run.compute_outcomes(retained) for run in self.runs]))
 
     def _marginalize(self, outcomes: Sequence[Mapping[int, Tensor]]) -> Outcomes:
         """The outcomes, averaged over the joint states of the choices."""
@@ -779,8 +705,7 @@ class EdgeRunner(CircuitRuns):
             structure.count_units(reader.target) * max((sizes[i] for i in reader.chain if i not in run.sums), default=1)
             for reader in structure.reader_groups
         )
-        # Changes are copied once when they are joined (`merge_changes`).
-        total = 3 * sum(sizes.values()) + 2 * changes + 4 * visible
+        total = 3 * sum(sizes.values()) + changes + 4 * visible
         return max(1, len(self.clean) * run.corrupt.dtype.itemsize * total)
 
 

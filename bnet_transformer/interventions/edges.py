@@ -90,6 +90,10 @@ class EdgeTable:
     def __len__(self) -> int:
         return len(self.readers)
 
+    def get_writer(self, edge: int) -> WriterUnit:
+        """The writer of an edge."""
+        return int(self.writers[edge]), int(self.writer_units[edge])
+
     @cached_property
     def numbers(self) -> dict[str, int]:
         """The number of each edge by its name."""
@@ -252,35 +256,24 @@ class EdgeStructure(LinearStructure):
         readers, reader_units, writers, writer_units = table
         return EdgeTable(readers, reader_units, writers, writer_units, tuple(names))
 
-    @cached_property
-    def reader_units(self) -> list[tuple[int, int]]:
-        """The readers: the number of the group, and the unit within it."""
-        return [(r, u) for r, part in enumerate(self.reader_groups) for u in range(len(self.list_units(part.target)))]
-
     def find_fed_writers(self, reader: int, unit: int) -> set[WriterUnit]:
         """The writers whose value depends on a reader without a further edge."""
-        return self._fed_writers[reader][unit]
+        return {(w, int(v)) for w, mask in self._fed_writers[reader] for v in np.flatnonzero(mask[unit])}
 
     @cached_property
-    def _fed_writers(self) -> list[list[set[WriterUnit]]]:
-        """The writers that each reader feeds, by the group of readers and the unit."""
+    def _fed_writers(self) -> list[list[tuple[int, BoolArray]]]:
+        """The writers that each group of readers feeds: the number of their group, `[reader unit, writer unit]`."""
         result = []
         for part in self.reader_groups:
-            units = len(self.list_units(part.target))
-            fed: list[set[WriterUnit]] = [set() for _ in range(units)]
-            index = part.target.group.index
-            for w, writer in enumerate(self.writer_groups):
-                if writer.spec.group.index == index:
+            fed, index = list[tuple[int, BoolArray]](), part.target.group.index
+            for w, spec in enumerate(writer.spec for writer in self.writer_groups):
+                if spec.group.index == index:
                     collections = [frozenset(part.target.group.plates)] if part.channel != READOUT else []
                 else:
-                    slots = [
-                        k for k in self.get_reading_positions(writer.spec) if writer.spec.parents[k].index == index
-                    ]
-                    collections = [self._step(writer.spec, k, frozenset(writer.spec.group.plates))[1] for k in slots]
+                    slots = [k for k in self.get_reading_positions(spec) if spec.parents[k].index == index]
+                    collections = [self._step(spec, k, frozenset(spec.group.plates))[1] for k in slots]
                 if collections:
-                    mask = self._build_unit_mask(part.target, writer.spec, collections)
-                    for u, v in np.argwhere(mask).tolist():
-                        fed[u].add((w, v))
+                    fed.append((w, self._build_unit_mask(part.target, spec, collections)))
             result.append(fed)
         return result
 
