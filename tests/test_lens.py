@@ -12,7 +12,7 @@ import bnet_transformer as bt
 from bnet_transformer import tpm
 from bnet_transformer.errors import format_count
 from bnet_transformer.residual_stream import TunedLens
-from bnet_transformer.residual_stream.lens_path import DivergenceFrom, entropy, find_lens_path
+from bnet_transformer.residual_stream.lens import DivergenceFrom, entropy, find_lens_path
 from tests.cases import CASES, close, get_case, jitter
 from tests.test_plots import HOSTILE, get_cells, get_ticks, render
 
@@ -145,7 +145,7 @@ def test_the_number_of_joint_states_is_short_in_messages(count):
 def test_chunks_of_slices_and_of_rows_agree(monkeypatch):
     s = get_case("vanilla decoder, causal").sentence
     expected = s.lens()
-    monkeypatch.setattr("bnet_transformer.residual_stream.lens_path.MAX_CHUNK_ENTRIES", 1)
+    monkeypatch.setattr("bnet_transformer.residual_stream.lens.MAX_CHUNK_ENTRIES", 1)
     lens = s.lens()
     close(
         (lens.entropy, lens.kl, lens.probability("cat")), (expected.entropy, expected.kl, expected.probability("cat"))

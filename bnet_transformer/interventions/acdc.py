@@ -21,13 +21,8 @@ from bnet_transformer.data.do_values import Attend, Noise, Scale, Shift, Swap, Z
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.ablation import Ablation
-from bnet_transformer.interventions.circuit_runs import (
-    NODES,
-    CircuitParts,
-    CircuitRuns,
-    build_arrow_runs,
-    parse_edge_axes,
-)
+from bnet_transformer.interventions.circuit_arrows import NODES, parse_edge_axes
+from bnet_transformer.interventions.circuit_runs import CircuitParts, CircuitRuns, build_arrow_runs
 from bnet_transformer.interventions.edges import EDGES
 from bnet_transformer.interventions.examples import (
     Examples,

@@ -34,7 +34,8 @@ from bnet_transformer.interventions.circuit import (
     explain_weak_total,
     is_total_zero,
 )
-from bnet_transformer.interventions.circuit_runs import NODES, CircuitRuns
+from bnet_transformer.interventions.circuit_arrows import NODES
+from bnet_transformer.interventions.circuit_runs import CircuitRuns
 from bnet_transformer.interventions.edges import EDGES
 from bnet_transformer.interventions.examples import DEFAULT_MEMORY, describe_metric, explain_unchecked_metric
 from bnet_transformer.interventions.sweep_results import Sweep

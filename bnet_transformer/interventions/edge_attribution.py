@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -15,7 +14,6 @@ from bnet_transformer.compiler.gather import gather_parents
 from bnet_transformer.compiler.linear import is_norm
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.cells import EdgeCells, PatchCells, PatchSites, PathsToEnd, group_paths
-from bnet_transformer.interventions.edge_patches import build_linear_pass, has_other_slots
 from bnet_transformer.interventions.edges import EdgeStructure, ReaderGroup, WriterUnit, is_wordwise_path
 from bnet_transformer.interventions.engine import (
     CellOutcomes,
@@ -26,7 +24,14 @@ from bnet_transformer.interventions.engine import (
 )
 from bnet_transformer.interventions.examples import Metric
 from bnet_transformer.interventions.gradients import GradientRun, iter_gradient_runs, list_points
-from bnet_transformer.interventions.linear_pass import Block, LinearPass, Norms, multiply_parts
+from bnet_transformer.interventions.linear_pass import (
+    Block,
+    LinearPass,
+    Norms,
+    build_linear_pass,
+    has_other_slots,
+    multiply_parts,
+)
 from bnet_transformer.interventions.methods import EXACT_HINT
 from bnet_transformer.interventions.patched_run import (
     GroupPatch,

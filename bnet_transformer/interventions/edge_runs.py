@@ -22,6 +22,7 @@ from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, UnsupportedError
 from bnet_transformer.graph import ancestors
 from bnet_transformer.interventions.ablation import Ablation
+from bnet_transformer.interventions.circuit_arrows import has_same_intervention
 from bnet_transformer.interventions.circuit_runs import (
     BETWEEN,
     INPUT,
@@ -33,12 +34,10 @@ from bnet_transformer.interventions.circuit_runs import (
     evaluate_group,
     find_changed_nodes,
     get_outcomes,
-    has_same_intervention,
     restore_set_values,
     run_with_cells,
 )
 from bnet_transformer.interventions.edge_attribution import find_blocked_edges
-from bnet_transformer.interventions.edge_patches import get_writer_values
 from bnet_transformer.interventions.edges import READOUT, EdgeStructure, ReaderGroup, WriterUnit, is_wordwise_path
 from bnet_transformer.interventions.examples import (
     DEFAULT_MEMORY,
@@ -48,6 +47,7 @@ from bnet_transformer.interventions.examples import (
     parse_example_pair,
     parse_metric,
 )
+from bnet_transformer.interventions.linear_pass import get_writer_values
 from bnet_transformer.interventions.parse_cells import build_structure
 from bnet_transformer.interventions.patched_run import (
     NeededPositions,
@@ -598,7 +598,7 @@ class EdgeRunner(CircuitRuns):
                 if reader.is_readout or needed & structure.find_fed_writers(r, u):
                     edges_in = edges[table.reader_units[edges] == u]
                     connected[edges_in] = True
-                    needed |= set(map(table.get_writer, edges_in[retained.numpy()[edges_in]]))
+                    needed |= set(map(table.get_writer, edges_in[retained.numpy()[edges_in]].tolist()))
         return torch.from_numpy(connected & ~self.blocked)
 
     @torch.no_grad()
@@ -618,12 +618,12 @@ class EdgeRunner(CircuitRuns):
     def trace(self, retained: Tensor) -> CircuitParts:
         """The edges on a path from a writer that differs to the metric, and the arrows from readers to writers."""
         table, structure = self.structure.edges, self.structure
-        connected = np.flatnonzero((self.find_connected(retained) & retained).numpy())
+        connected = np.flatnonzero((self.find_connected(retained) & retained).numpy()).tolist()
         ends = {k: ((int(table.readers[k]), int(table.reader_units[k])), table.get_writer(k)) for k in connected}
         reached, needed = set[WriterUnit](), {writer for _, writer in ends.values()}
-        for w, part in enumerate(structure.writer_groups):
-            if part.kind == "input" or isinstance(self.corrupt, Ablation):
-                reached |= {(w, unit) for unit in range(structure.count_units(part.spec))}
+        for w, writer in enumerate(structure.writer_groups):
+            if writer.kind == "input" or isinstance(self.corrupt, Ablation):
+                reached |= {(w, unit) for unit in range(structure.count_units(writer.spec))}
         edge_of, nodes = dict[str, str | None](), dict[str, dict[str, Any]]()
 
         def describe(spec: NodeSpec, unit: int, part: str) -> dict[str, Any]:

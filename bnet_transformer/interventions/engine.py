@@ -33,13 +33,13 @@ from bnet_transformer.interventions.cells import (
     group_paths,
     is_index_valued,
 )
-from bnet_transformer.interventions.edge_patches import (
+from bnet_transformer.interventions.examples import Examples, Metric, Overrides
+from bnet_transformer.interventions.linear_pass import (
     compute_edge_patches,
     find_effective_edges,
     get_writer_values,
     spread_nodes,
 )
-from bnet_transformer.interventions.examples import Examples, Metric, Overrides
 from bnet_transformer.interventions.methods import Gradient
 from bnet_transformer.interventions.patched_run import (
     GroupPatch,

@@ -5,11 +5,12 @@ collects the parts of the pass in a table of writers; or it passes forward, from
 `contributions` uses the pass back for a readout, with exact effects, and the pass forward for the values of all heads
 (paths of two) and for a query and its keys (scores). `results` has the tables, and the readouts.
 
-Lenses: `lens_path` finds the states and the readout, and `lens` applies the readout to every state (the logit lens) and
-fits the affine maps that correct early states (the tuned lens).
+Lenses: `lens` applies the readout to every state (the logit lens), and `tuned_lens` fits the affine maps that correct
+early states.
 """
 
-from bnet_transformer.residual_stream.lens import Lens, TunedLens, compute_lens, fit_lens
+from bnet_transformer.residual_stream.lens import Lens, compute_lens
 from bnet_transformer.residual_stream.results import Contributions, PathContributions, ScoreContributions
+from bnet_transformer.residual_stream.tuned_lens import TunedLens, fit_lens
 
 __all__ = ["Contributions", "Lens", "PathContributions", "ScoreContributions", "TunedLens", "compute_lens", "fit_lens"]
