@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -35,10 +36,12 @@ QUICK = ("chapter, two slices", "concat", "three stacks", "vanilla decoder, lear
 
 
 def list_cases(names, quick):
+    """Each case with other sentences and with two of the ablations, so that each ablation has some cases."""
+    *kinds, pair = ABLATIONS
     return [
-        pytest.param(name, kind, marks=[pytest.mark.slow] * (name not in quick or (k + n) % 6 > 0))
+        pytest.param(name, kind, marks=[pytest.mark.slow] * (name not in quick or k == 2))
         for n, name in enumerate(names)
-        for k, kind in enumerate(ABLATIONS)
+        for k, kind in enumerate((pair, kinds[2 * n % len(kinds)], kinds[(2 * n + 1) % len(kinds)]))
     ]
 
 
@@ -86,16 +89,9 @@ def draw_masks(count, shares=(0.5, 0.9)):
     return [*masks, [True] * count, [False] * count]
 
 
-@pytest.mark.parametrize("at", ["arrows", "nodes"])
-@pytest.mark.parametrize(("name", "kind"), list_cases(SHOWN, QUICK))
-def test_circuits_of_arrows_and_nodes_equal_runs_node_by_node(name, kind, at):
-    clean, corrupt, nodes = examples(name)
-    ablation, ground = ABLATIONS[kind](clean, corrupt), clean[0].ground
-    metric = make_metric([ground.name(node) for node in nodes])
-    runs = build_runs(clean, ablation, metric, at)
-    if runs is None:
-        pytest.skip("a node without words")
-    masks = draw_masks(len(runs.edge_names))
+def compare_with_reference(runs, masks, clean, corrupt, nodes, ablation=None):
+    """Compare circuits of arrows or of nodes with runs of the reference, node by node."""
+    metric, ground = make_metric([clean[0].ground.name(node) for node in nodes]), clean[0].ground
     for mask, actual in zip(masks, runs.evaluate(torch.tensor(masks)), strict=True):
         removed = set()
         for edge, is_retained in zip(runs.edge_names, mask, strict=True):
@@ -105,11 +101,47 @@ def test_circuits_of_arrows_and_nodes_equal_runs_node_by_node(name, kind, at):
         for s, other in zip(clean, corrupt, strict=True):
             corrupt_run = reference.ReferenceRun(other.state.model, {})
             run = CircuitOfArrows(s.state.model, removed)
-            run.left_out = corrupt_run if kind == "other sentence" else AblatedValues(run, ablation, corrupt_run)
+            run.left_out = corrupt_run if ablation is None else AblatedValues(run, ablation, corrupt_run)
             outcomes.append(run.get_outcomes(nodes))
         close(actual, metric(*(torch.stack(values) for values in zip(*outcomes, strict=True))))
-    close(runs.evaluate_clean(), runs.evaluate(torch.ones(1, len(runs.edge_names), dtype=torch.bool))[0])
-    close(runs.evaluate_corrupt(), runs.evaluate(torch.zeros(1, len(runs.edge_names), dtype=torch.bool))[0])
+
+
+@pytest.mark.parametrize("at", ["arrows", "nodes"])
+@pytest.mark.parametrize(("name", "kind"), list_cases(SHOWN, QUICK))
+def test_circuits_of_arrows_and_nodes_equal_runs_node_by_node(name, kind, at):
+    clean, corrupt, nodes = examples(name)
+    ablation = ABLATIONS[kind](clean, corrupt)
+    runs = build_runs(clean, ablation, make_metric([clean[0].ground.name(node) for node in nodes]), at)
+    if runs is None:
+        pytest.skip("a node without words")
+    masks, is_pair = draw_masks(len(runs.edge_names)), kind == "other sentence"
+    compare_with_reference(runs, masks, clean, corrupt, nodes, None if is_pair else ablation)
+    for actual, value in ((runs.evaluate_clean(), True), (runs.evaluate_corrupt(), False)):
+        close(actual, runs.evaluate(torch.full((1, len(runs.edge_names)), value))[0])
+    if is_pair:
+        compare_with_reference(runs.swap(), masks, corrupt, clean, nodes)
+        close(replace(runs, memory=1).evaluate(torch.tensor(masks)), runs.evaluate(torch.tensor(masks)))
+
+
+ROWS = Attend([0.2, 0.5, 0.3]), Attend([0.6, 0.1, 0.3])
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        ({"x_1_1": Zero()}, {"x_1_1": Zero()}),
+        ({"x_1_1": Zero()}, {}),
+        ({}, {"q_1_2": Zero(), "x_1_0": Zero()}),
+        ({"c": 1}, {"c": 0}),
+        ({"x_1_2": ROWS[0]}, {"x_1_2": ROWS[1]}),
+        ({"x_2_2": ROWS[0]}, {"x_2_2": ROWS[0]}),
+    ],
+)
+def test_nodes_and_rows_that_one_or_both_runs_set(one, two):
+    clean, corrupt, nodes = examples("chapter, two slices")
+    clean, corrupt = [clean[0].do(one)], [corrupt[0].do(two)]
+    runs = build_runs(clean, corrupt, make_metric([clean[0].ground.name(node) for node in nodes]), "arrows")
+    compare_with_reference(runs, draw_masks(len(runs.edge_names)), clean, corrupt, nodes)
 
 
 @pytest.mark.parametrize(("name", "kind"), list_cases([case.name for case in WITH_EDGES], QUICK_EDGES))
@@ -164,9 +196,7 @@ def test_a_circuit_of_nodes_has_nodes_arrows_and_a_figure(tmp_path):
         if unit is None:
             assert cleans[0].state.model.spec(source).tpm.kind != "deterministic" or arrow.startswith("token")
         else:
-            assert unit in retained and bt.circuit(cleans, Zero(), at="nodes", edges=[unit], **options).retained == (
-                unit,
-            )
+            assert unit in retained
     assert result.nodes["embed_1"]["part"] == "differs" and result.nodes["y_3"]["part"] == "outcome"
     assert {box.name for box in cleans[0].picture(highlight=result).boxes if not box.is_faded} == set(result.nodes)
     again = bt.circuit(cleans, Zero(), at="nodes", edges=result.retained, **options)
@@ -272,9 +302,13 @@ def test_ablations_without_a_meaning_are_refused():
 
 @pytest.mark.filterwarnings("ignore::bnet_transformer.interventions.circuit.FaithfulnessWarning")
 @pytest.mark.parametrize(
-    "kind", ["zero", *(pytest.param(k, marks=pytest.mark.slow) for k in ("mean over words", "other sentence"))]
+    ("kind", "options"),
+    [
+        ("zero", {"at": "edges"}),
+        pytest.param("mean over words", {"at": "nodes", "over": ("slice",)}, marks=pytest.mark.slow),
+        pytest.param("other sentence", {"over": ("slice", "head")}, marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("options", [{"at": "edges"}, {"over": ("slice", "head")}, {"at": "nodes", "over": ("slice",)}])
 def test_examples_of_unequal_lengths_have_the_circuits_of_single_pairs(kind, options, tmp_path):
     clean, corrupt = build_pairs()
     ablation, metric = ABLATIONS[kind](clean, corrupt), {"y_-1": ("cat", "dog")}

@@ -66,12 +66,6 @@ class FormulaRuns(CircuitRuns):
     def evaluate(self, retained):
         return torch.stack([self.evaluate_with_grad(row.double()) for row in retained])
 
-    def evaluate_clean(self):
-        return self.evaluate_with_grad(torch.ones(len(EDGES), dtype=torch.float64))
-
-    def evaluate_corrupt(self):
-        return self.evaluate_with_grad(torch.zeros(len(EDGES), dtype=torch.float64))
-
     def swap(self):
         return replace(self, is_swapped=not self.is_swapped)
 
