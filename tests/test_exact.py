@@ -38,15 +38,6 @@ def test_a_selector_of_the_corpus_sums_over_sentences_first():
     close(log_evidence(module, {"y": Evidence(y)}, x), expected[None])
 
 
-def test_gradients_of_the_marginal_reach_the_parameters():
-    net = bt.bayesuvius(3, heads=2, atoms=2, observe=Categorical(3), prior=1.0).to(D)
-    module = net.module()
-    y = torch.randint(3, (4, 2))
-    log_evidence(module, {"y": Evidence(y)}, torch.randn(4, 2, 3, dtype=D)).sum().backward()
-    for name, value in module.store.items():
-        assert value.grad is not None and value.grad.abs().sum() > 0, name
-
-
 def test_above_the_budget_it_refuses_with_the_count():
     net = bt.bayesuvius(3, heads=2, atoms=50, observe=Categorical(2))
     with pytest.raises(bt.BudgetError, match="125,000"):
@@ -152,24 +143,6 @@ def test_a_real_parent_without_a_value_is_no_zero():
     close(s.observe(u_0_0=u).tpm("y_0").probs, expected)
 
 
-@pytest.mark.parametrize("name", ["word, two slices", "hidden Markov"])
-def test_joint_states_of_interacting_words_are_one_batch(name, forbid_reference):
-    case = get_case(name)
-    s = case.sentence.observe(case.evidence)
-    total = reference.log_evidence(s.state.model, s.state.evidence)
-    with forbid_reference():
-        close(s.log_prob(), total)
-        draws = s.sample(2000, seed=1)
-        for spec in s.net.network.specs:
-            if spec.tpm.kind == "discrete" and s.ground.select_nodes(spec.group)[0] not in s.state.evidence:
-                node = s.ground.name(int(s.ground.select_nodes(spec.group)[0]))
-                probs = s.posterior(node)
-                frequency = torch.bincount(draws[node], minlength=len(probs)) / 2000
-                assert bool(((frequency - probs).abs() < 4 * (probs * (1 - probs) / 2000).sqrt() + 1e-9).all())
-                with pytest.raises(bt.BudgetError, match="budget="):
-                    s.posterior(node, budget=3)
-
-
 def test_impossible_evidence_is_named_for_interacting_words():
     case = get_case("word, two slices")
     value = case.sentence.do(c_0=0, c_1=0)["x_2_1"]
@@ -202,18 +175,6 @@ def test_evidence_on_what_is_given_is_checked():
 
 
 # other oracles
-
-
-@pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"prior": 1.0}], ids=str)
-def test_a_selector_of_the_corpus_has_one_posterior(options):
-    net = bt.bayesuvius(4, heads=3, per="corpus", observe=Normal(0.5), **options).to(D)
-    module, x, y = net.module(), torch.randn(2, 5, 4, dtype=D), torch.randn(2, 5, 4, dtype=D)
-    result = posterior(module, "c", {"y": Evidence(y)}, x)
-    by_hand = torch.cat(
-        [log_evidence(module, {"y": Evidence(y), "c": Evidence(torch.tensor(c))}, x) for c in range(3)]
-    ).softmax(0)
-    close(result, by_hand[None])
-    torch.testing.assert_close(posterior(module, "c", {}, x).sum(-1), torch.ones(1, dtype=D))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, D], ids=str)

@@ -316,17 +316,6 @@ def test_zeros_and_large_gaps_that_reverse_later(dtype):
     assert all(bool(probs.isfinite().all()) for probs in graph.compute_marginals().values())
 
 
-def test_draws_have_the_joint_frequencies():
-    s, n = hidden_chain(4, states=3), 20000
-    query = s.state.query()
-    brute = BruteForce(query)
-    samples = build_factor_graph(query).draw(n, torch.Generator().manual_seed(2))
-    flat = np.ravel_multi_index([samples[node].numpy() for node in brute.choices], brute.table.shape)
-    probs = brute.table.flatten().softmax(0)
-    frequency = torch.bincount(torch.from_numpy(flat), minlength=len(probs)) / n
-    assert bool(((frequency - probs).abs() < 4.5 * (probs * (1 - probs) / n).sqrt() + 1e-4).all())
-
-
 def test_impossible_evidence_in_a_long_chain_is_named():
     """State k is followed by k or k + 1, and the readout is the state."""
     nodes = [bt.Node("c", Categorical(3), [bt.Arrow("c", "before")], WORD)]
@@ -409,36 +398,3 @@ def test_a_value_of_no_state_is_impossible():
             call({"y_0": 1, "W_0_0": torch.full((2, 2), 9.0, dtype=D)})
     with pytest.raises(bt.EvidenceError, match="W_0_0"):
         find_best(s.observe({"y_0": 1, "W_0_0": torch.full((2, 2), 9.0, dtype=D)}).state.query(), 2)
-
-
-def test_marginal_map_sums_first():
-    s = hidden_chain(12, states=3)
-    nodes = tuple(s.ground.id(f"c_0_{i}") for i in (7, 2, 3))
-    query = s.state.query(nodes)
-    result, states, log_probs = plan_marginal_map(query, 4).run()
-    expected = build_factor_graph(query).compute_joint()
-    assert result == [*nodes]
-    close(log_probs, expected.flatten().sort(descending=True)[0][:4])
-    close(expected[tuple(states.unbind(1))], log_probs)
-    plan = plan_marginal_map(query, 4)
-    assert plan.algorithm == "variable elimination" and {*plan.order[-3:]} == {"c_0_7", "c_0_2", "c_0_3"}
-
-
-def test_chains_of_states_are_those_of_pgmpy():
-    from pgmpy.inference import VariableElimination
-
-    nodes = [
-        bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], WORD),
-        bt.Node("d", Categorical(3), [bt.Arrow("d", "before"), "c"], WORD),
-    ]
-    net = build_net(nodes, [bt.Node("y", Categorical(2), ["c", "d"], WORD)])
-    s = net.sentence(torch.zeros(5, 2, dtype=D)).observe({"y_0": 1, "y_3": 0, "y_4": 1, "d_0_2": 2})
-    model, names = s.to_pgmpy(), ["d_0_1", "c_0_3"]
-    peer = VariableElimination(model).query(names, evidence=model.graph["evidence"], show_progress=False)
-    order = [peer.variables.index(name) for name in names]
-    close(s.posterior(names), torch.tensor(peer.values).permute(order), 1e-8)
-    best = VariableElimination(model).map_query(
-        ["c_0_1", "d_0_3"], evidence=model.graph["evidence"], show_progress=False
-    )
-    result, states, _ = plan_marginal_map(s.state.query([s.ground.id(name) for name in ("c_0_1", "d_0_3")]), 1).run()
-    assert states[0].tolist() == [int(best[s.ground.name(node)]) for node in result]

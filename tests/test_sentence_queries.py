@@ -285,12 +285,18 @@ def test_rollout_is_the_published_one(options):
     close(single.entropies, torch.stack([torch.distributions.Categorical(s.attention(t)[1]).entropy() for t in (1, 2)]))
 
 
-@pytest.mark.parametrize("options", [{}, {"atoms": 2}, {"per": "slice"}])
-def test_under_a_selector_products_are_averaged(options):
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, ["c"]),
+        ({"atoms": 2}, ["W_q_0", "W_k_0", "W_v_0", "W_q_1", "W_k_1"]),
+        ({"per": "slice"}, ["c_0", "c_1"]),
+        ({"per": "word"}, ["c_0_0", "c_0_1", "c_1_0", "c_1_1"]),
+    ],
+)
+def test_under_a_selector_products_are_averaged(options, names):
     s = two_head_net(slices=2, heads=3, **options).sentence("the cat")
     evidence, total = {"y_1": 2}, 0
-    atoms = ["W_q_0", "W_k_0", "W_v_0", "W_q_1", "W_k_1"]
-    names = ["c"] if not options else ["c_0", "c_1"] if "per" in options else atoms
     posterior = s.posterior(names, evidence)
     for states in itertools.product(*map(range, posterior.shape)):
         fixed = s.do(dict(zip(names, states, strict=True)))

@@ -78,6 +78,8 @@ class GroundGraph:
         for group, shape in zip(template.groups, shapes, strict=True):
             shape += [] if group.word_stack is None else [self.word_counts[group.word_stack]]
         self.shapes = tuple([tuple(shape) for shape in shapes])
+        # The strides of each shape in row-major order, in nodes.
+        self.strides = [[math.prod(shape[k + 1 :]) for k in range(len(shape))] for shape in shapes]
         sizes = [math.prod(shape) for shape in self.shapes]
         if sum(sizes) > MAX_NODES:
             raise BudgetError("ground graph", expected=f"at most {MAX_NODES} nodes", actual=f"{sum(sizes)}")
@@ -168,8 +170,8 @@ class GroundGraph:
         Returns:
             The id.
         """
-        steps = compute_strides(self.shapes[group.index])
-        return int(self.offsets[group.index]) + sum(i * step for i, step in zip(index, steps, strict=True))
+        steps = self.strides[group.index]
+        return self._offset_list[group.index] + sum([i * step for i, step in zip(index, steps, strict=True)])
 
     def parse_name(self, name: object) -> tuple[NodeGroup, tuple[int, ...]]:
         """The group and the index of a node from its name: `q_0_2` is word 2 of the group `q_0`.
@@ -249,7 +251,7 @@ class GroundGraph:
         """
         group = self.group_of(node)
         offset, index = int(node) - int(self.offsets[group.index]), []
-        for stride in compute_strides(self.shapes[group.index]):
+        for stride in self.strides[group.index]:
             i, offset = divmod(offset, stride)
             index.append(i)
         return group, tuple(index)
@@ -336,7 +338,7 @@ class GroundGraph:
         Returns:
             The sorted ids.
         """
-        indices, steps = self.select_indices(group, selection).values(), compute_strides(self.shapes[group.index])
+        indices, steps = self.select_indices(group, selection).values(), self.strides[group.index]
         nodes: Ids = np.array([self.offsets[group.index]])
         for index, stride in zip(indices, steps, strict=True):
             nodes = (nodes[:, None] + index * stride).ravel()
@@ -506,8 +508,7 @@ class GroundGraph:
         word_pairs = child_words[i], parent_words[j]
         dtype = np.int32 if len(self) < 2**31 else np.int64
         child_strides, parent_strides = (
-            dict(zip(self.axes(group), compute_strides(self.shapes[group.index]), strict=True))
-            for group in (child, parent)
+            dict(zip(self.axes(group), self.strides[group.index], strict=True)) for group in (child, parent)
         )
         sources: Ids = np.array([self.offsets[parent.index]], dtype=dtype)
         targets: Ids = np.array([self.offsets[child.index]], dtype=dtype)
@@ -551,8 +552,8 @@ class GroundGraph:
             if not words:  # also for a parent without words
                 continue
             ids = [int(self.offsets[parent.index])]
-            shape = self.shapes[parent.index]
-            for axis, size, step in zip(self.axes(parent), shape, compute_strides(shape), strict=True):
+            shape, steps = self.shapes[parent.index], self.strides[parent.index]
+            for axis, size, step in zip(self.axes(parent), shape, steps, strict=True):
                 picks = words if axis == WORD else [node_indices[axis]] if axis in node_indices else range(size)
                 ids = [k + i * step for k in ids for i in picks]
             parents += ids
@@ -573,11 +574,6 @@ class GroundGraph:
             child_idx = self.select_indices(self.template.groups[edge.child])
             children.extend(self._arrows_between(edge, child_idx, parent_idx)[1].tolist())
         return children
-
-
-def compute_strides(shape: Sequence[int]) -> list[int]:
-    """The strides of a row-major shape, in nodes."""
-    return [math.prod(shape[k + 1 :]) for k in range(len(shape))]
 
 
 def _common_indices(axis: str, child_indices: Mapping[str, Indices], parent_indices: Mapping[str, Indices]) -> Indices:
@@ -667,13 +663,11 @@ def find_family(ground: GroundGraph, name: object) -> NodeFamily:
     """
     parts, axes = list[Ids](), list[tuple[str, ...]]()
     for group, index in ground.template.match_groups(name, ground.word_counts):
-        numbers = {axis: [i] for axis, i in zip(ground.axes(group), index, strict=True) if i is not None}
-        words = {group.word_stack or "": numbers.pop(WORD)} if WORD in numbers else {}
-        nodes = ground.select_nodes(group, NodeSelection(words=words, plates=numbers))
-        pairs = zip(ground.axes(group), ground.shapes[group.index], index, strict=True)
-        is_open = [(axis, size) for axis, size, i in pairs if i is None]
-        parts.append(nodes.reshape([size for _, size in is_open]))
-        axes.append(tuple([axis for axis, _ in is_open]))
+        ids: Ids = np.asarray(ground.offsets[group.index])
+        for i, size, step in zip(index, ground.shapes[group.index], ground.strides[group.index], strict=True):
+            ids = ids[..., None] + step * np.arange(size) if i is None else np.asarray(ids + i * step)
+        parts.append(ids)
+        axes.append(tuple([axis for axis, i in zip(ground.axes(group), index, strict=True) if i is None]))
     if not any(part.size for part in parts):
         raise ground.unknown_node_error(name)
     return NodeFamily(str(name), tuple(parts), tuple(axes))
