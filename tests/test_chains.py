@@ -225,6 +225,15 @@ def test_draws_have_the_frequencies_of_exact_posteriors(name, reach, forbid_refe
             assert bool(((counts / n - expected).abs() < 4.5 * (expected / n).sqrt() + 1e-9).all())
 
 
+def check_draws(s: bt.Sentence) -> None:
+    """Check that the states of `c_0` have the frequencies of their exact posteriors."""
+    draws = s.sample(2000, seed=0)
+    for word in range(3):
+        expected = float(s.posterior(f"c_0_{word}")[0])
+        counted = (draws[f"c_0_{word}"] == 0).to(D).mean()
+        assert abs(counted - expected) < 4 * (expected * (1 - expected) / 2000) ** 0.5 + 1e-9
+
+
 @pytest.mark.parametrize("value", [torch.zeros(2, dtype=D), Attend([0.0, 1.0, 0.0])])
 def test_set_functions_inside_a_chain_change_its_draws(value):
     """A set value, or a set row of attention, at one word; the other words are computed."""
@@ -234,12 +243,7 @@ def test_set_functions_inside_a_chain_change_its_draws(value):
     net = bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(2), plates=WORD)])])).to(D)
     torch.manual_seed(5)
     net = net.replace({name: 2 * torch.randn_like(value) for name, value in net.parameters.items()})
-    s = net.sentence(torch.randn(3, 2, dtype=D)).do(a_0_1=value)
-    draws = s.sample(2000, seed=0)
-    for word in range(3):
-        expected = float(s.posterior(f"c_0_{word}")[0])
-        counted = (draws[f"c_0_{word}"] == 0).to(D).mean()
-        assert abs(counted - expected) < 4 * (expected * (1 - expected) / 2000) ** 0.5 + 1e-9
+    check_draws(net.sentence(torch.randn(3, 2, dtype=D)).do(a_0_1=value))
 
 
 @pytest.mark.parametrize("known", ["observed", "state", "vector"])
@@ -253,11 +257,7 @@ def test_known_vectors_inside_a_chain_change_its_draws(known):
     net = net.replace({name: 2 * torch.randn_like(value) for name, value in net.parameters.items()})
     s = net.sentence(torch.zeros(3, 1, dtype=D)).observe(y_0=1)
     s = s.observe(V_0_1=2) if known == "observed" else s.do(V_0_1=2 if known == "state" else torch.ones(2, dtype=D))
-    draws = s.sample(2000, seed=0)
-    for word in range(3):
-        expected = float(s.posterior(f"c_0_{word}")[0])
-        counted = (draws[f"c_0_{word}"] == 0).to(D).mean()
-        assert abs(counted - expected) < 4 * (expected * (1 - expected) / 2000) ** 0.5 + 1e-9
+    check_draws(s)
 
 
 CHAIN = bt.Node("c", Categorical(2), [bt.Arrow("c", "before")], WORD)

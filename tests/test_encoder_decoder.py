@@ -28,7 +28,12 @@ MODELS = [
     ("MarianModel", {**LONG, "encoder_layers": 3, "decoder_layers": 1}),
 ]
 NAMES = [f"{name} {k}" for k, (name, _) in enumerate(MODELS)]
-EVERY_MODEL = pytest.mark.parametrize(("name", "options"), MODELS, ids=NAMES)
+SLOW = (2, 3, 6, 9, 10)  # variants of models that other tests cover
+EVERY_MODEL = pytest.mark.parametrize(
+    ("name", "options"),
+    [pytest.param(*model, marks=[pytest.mark.slow] * (k in SLOW)) for k, model in enumerate(MODELS)],
+    ids=NAMES,
+)
 
 
 def make_padded():

@@ -32,7 +32,7 @@ def find_discrete(s):
 # the template graph
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(plans(), st.data())
 def test_separation_in_the_template_graph_holds_in_every_ground_graph(plan, data):
     """With deterministic nodes and recurrent arrows; without these the template graph is networkx's DAG."""
@@ -100,7 +100,7 @@ def test_names_of_the_template_graph():
 # trails among determined nodes
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(plans(), st.data())
 def test_a_trail_without_determined_nodes_exists_unless_separated(plan, data):
     ground = make_ground_graph(plan)
@@ -211,7 +211,7 @@ def test_flows_past_the_budget_are_refused():
         max_flow(torch.rand(1100, 3, 8, 8, dtype=D))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(2, 4), st.integers(0, 10**6))
 def test_paths_are_the_most_probable_of_all_over_the_states(states, slices, n, seed):
     generator = torch.Generator().manual_seed(seed)

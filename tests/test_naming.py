@@ -158,7 +158,7 @@ def patterns(draw):
     return s, group.stem, tokens[: draw(st.integers(0, len(tokens)))]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(patterns())
 def test_a_pattern_is_the_list_of_its_nodes(case_and_pattern):
     s, stem, tokens = case_and_pattern
@@ -202,7 +202,7 @@ def test_a_pattern_of_edges_is_the_same_in_sweeps_and_circuits(name, pattern, st
     assert set(bt.circuit(s, other, at="edges", edges=[pattern], **options).retained) == expected
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_a_negative_word_counts_from_the_end(data):
     s = data.draw(st.sampled_from([get_case(name) for name in ("concat", "grouped", "encoder-decoder")])).sentence
@@ -240,7 +240,7 @@ def test_a_negative_word_in_metrics_of_circuits_and_in_generation():
         net.generate(["the cat"], length=2, do={"x_1_-1": 0})
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.data())
 def test_graph_queries_of_several_nodes_are_those_of_their_list(data):
     s = get_case(data.draw(st.sampled_from(["concat", "grouped", "encoder-decoder"]))).sentence
@@ -268,7 +268,7 @@ def test_the_indices_of_a_name_are_those_of_a_regular_expression(name):
     assert split_pattern(name) == (match[1], tuple(None if i == "*" else int(i) for i in match[2].split("_")[1:]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(patterns())
 def test_a_query_of_one_node_accepts_only_the_name_of_one_node(case_and_pattern):
     """In a net a slice is the only index, so that a star for it leaves no other index open."""

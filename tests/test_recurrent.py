@@ -269,23 +269,6 @@ def test_a_net_of_one_stack_requires_pairs_for_training():
 # bad input
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"cell": "gru"}, "cell: expected .*gru.*lstm"),
-        ({"dim": 0}, "dim"),
-        ({"features": 0}, "features"),
-        ({"features": 2, "vocabulary": ["a"]}, "features: expected None"),
-        ({"activation": "relu"}, "None for an LSTM"),
-        ({"readout": "word"}, "vocabulary or features"),
-        ({"vocabulary": ["a"], "tie": None}, "tie"),
-    ],
-)
-def test_bad_input(options, message):
-    with pytest.raises(bt.BNetError, match=message):
-        bt.recurrent(**{"dim": 4, **options})
-
-
 def test_shapes_that_do_not_fit():
     def build(*nodes):
         return bt.BNet(bt.Declaration([bt.Stack(nodes, [bt.Node("x", Given(4), plates=WORD)])]))

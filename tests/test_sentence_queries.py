@@ -477,11 +477,6 @@ def test_choices_below_set_nodes_follow_a_convention():
         s.counterfactual("y_9", {"c": 0})
 
 
-def test_a_posterior_of_an_input_is_refused_with_a_reason():
-    with pytest.raises(bt.BNetError, match=r"expected a discrete random node; got an input node \(Given\)"):
-        bt.bayesuvius(3).sentence("the cat").posterior("x_0_0")
-
-
 def test_labels_name_the_states_of_discrete_nodes():
     net = bt.bayesuvius(4, heads=3, vocabulary=["the", "cat"], observe=Categorical(2), attention="marginal")
     s = net.sentence("the cat the")

@@ -24,7 +24,6 @@ from bnet_transformer.tpm import (
     Embed,
     EvalContext,
     FeedForward,
-    Given,
     Linear,
     Multiple,
     Neurons,
@@ -381,24 +380,3 @@ def test_the_sinusoid_follows_seed_003(dim):
             assert abs(float(shifted[i - 1, feature - 1]) - expected) < 1e-12
     halves = Sinusoid(dim, halves=True).value(EvalContext(word=torch.arange(1, 5), dtype=D))
     close(Sinusoid(dim, halves=True, first=1).value(EvalContext(word=torch.arange(4), dtype=D)), halves)
-
-
-BAD = [
-    lambda: Categorical(0),
-    lambda: Categorical(2, (0.5, 0.6)),
-    lambda: Categorical(2, labels=("a", "a")),
-    lambda: Categorical(2, prior=0.0),
-    lambda: Given(3, states=2),
-    lambda: Normal(0.0),
-    lambda: Dot(rotary=-1.0),
-    lambda: Dropout(1.0),
-    lambda: Norm("batch"),
-    lambda: Attention("dot"),
-    lambda: Buckets(32, furthest=8),
-]
-
-
-def test_bad_tpms_are_refused_when_they_are_made():
-    for k, make in enumerate(BAD):
-        with pytest.raises(bt.BNetError, match="expected"):
-            print(k, make())
