@@ -225,7 +225,8 @@ class Sentence(StructureQueries):
         >>> s["x_1_-1"].shape, s["x_1"].shape, s["q"].shape, s["q_0_*_2"].shape
         (torch.Size([4]), torch.Size([3, 4]), torch.Size([2, 3, 3, 4]), torch.Size([3, 4]))
         """
-        return self.state.evaluator.plan_stacked_value(find_family(self.ground, name))
+        evaluator = self.state.evaluator
+        return evaluator.plan_stacked_value(find_family(evaluator.model.ground, name))
 
     @planned
     def tpm(self, name: str) -> Plan[Distribution]:

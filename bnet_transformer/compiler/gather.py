@@ -14,7 +14,7 @@ from bnet_transformer.compiler.plan import PlanRequest, unset_parent_error
 from bnet_transformer.data.batch import Batch
 from bnet_transformer.data.checks import index_inputs
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
-from bnet_transformer.tpm import EvalContext
+from bnet_transformer.tpm import TPM, EvalContext
 from bnet_transformer.tpm.base import broadcast_shapes
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -164,10 +164,6 @@ class ExecutionState:
         """The type of log probabilities: at least float32, because half precision overflows and rounds too much."""
         return torch.promote_types(self.dtype, torch.float32)
 
-    def count_states(self, index: int) -> int:
-        """The number of states of a discrete group; it is the number of words if the states are words."""
-        return self.network.count_states(index, self.word_counts)
-
     def arange(self, n: int) -> Tensor:
         """The numbers `0 .. n - 1`."""
         if n not in self._aranges:
@@ -243,7 +239,7 @@ def enumerate_states(state: ExecutionState, index: int) -> Tensor:
     position = state.layout.enumerated.index(index)
     shape = [1] * state.layout.rank
     shape[position] = -1
-    return state.arange(state.count_states(index)).reshape(shape)
+    return state.arange(state.network.count_states(index, state.word_counts)).reshape(shape)
 
 
 def get_known_value(state: ExecutionState, index: int) -> Tensor | None:
@@ -252,10 +248,11 @@ def get_known_value(state: ExecutionState, index: int) -> Tensor | None:
     if index not in state.known and index not in state.layout.enumerated:
         return None
     value = state.known[index] if index in state.known else enumerate_states(state, index)
-    discrete = spec.tpm.kind == "discrete" and not value.is_floating_point()
-    if not discrete:
+    if spec.tpm.kind != "discrete" or value.is_floating_point():
         return value
-    return state.layout.pad_dims(spec.tpm.emit(build_context(state, spec), value), len(spec.shape))
+    has_values = type(spec.tpm).emit is not TPM.emit  # else the children receive the state
+    value = spec.tpm.emit(build_context(state, spec), value) if has_values else value
+    return state.layout.pad_dims(value, len(spec.shape))
 
 
 def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = None) -> tuple[EvalContext, list[Tensor]]:

@@ -463,7 +463,11 @@ def list_group_indices(outputs: Mapping[str, Sequence[NodeGroup]]) -> tuple[int,
 def _drop_absent_dims(state: ExecutionState, spec: NodeSpec, value: Tensor) -> Tensor:
     """A value without the dims of plates and words that its group does not have, and of states without effect."""
     layout, group = state.layout, spec.group
-    drop = {k for k, i in enumerate(layout.enumerated) if value.shape[k] == 1 and state.count_states(i) > 1}
+    drop = {
+        k
+        for k, i in enumerate(layout.enumerated)
+        if value.shape[k] == 1 and state.network.count_states(i, state.word_counts) > 1
+    }
     drop |= {layout.axis(plate) for plate in layout.plates if plate not in group.plates}
     drop |= {layout.word_dim} if group.word_stack is None else set()
     full = list(value.shape)

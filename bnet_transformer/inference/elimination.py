@@ -163,7 +163,7 @@ def compute_posterior(module: CompiledModule, target: int, request: FactorReques
     spec, dim = module.network.specs[target], execution.layout.enumerated.index(target)
     batch = 1 if spec.scope == "corpus" else get_batch_size(factors, execution)
     shape = get_full_shape(execution, spec.group.plates, spec.group.word_stack, batch)
-    shape[dim] = execution.count_states(target)
+    shape[dim] = execution.network.count_states(target, execution.word_counts)
     # Add a zero table to the log prior of the target. The derivative of the log evidence by the log probability of a
     # state is the posterior probability of that state (Darwiche 2003, A differential approach to inference in Bayesian
     # networks), so that one backward pass gives the posteriors of all nodes of the group.
@@ -499,7 +499,7 @@ def _arrange_chain(
         The tables of one word, `[word, batch, state]`; those of each word after the first and the word before it,
         `[word - 1, batch or 1, state of the word before, state]`; and the shape of the batch in the layout.
     """
-    layout, states = execution.layout, [execution.count_states(i) for i in chain]
+    layout, states = execution.layout, [execution.network.count_states(i, execution.word_counts) for i in chain]
     dims, neighbour_dims = [layout.enumerated.index(i) for i in chain], [layout.neighbour_dim(i) for i in chain]
     has_neighbour = [any(table.shape[dim] > 1 for dim in neighbour_dims) for table in tables]
     unary = _add_log_tables([t for t, is_pair in zip(tables, has_neighbour, strict=True) if not is_pair], execution)

@@ -758,7 +758,9 @@ class SentenceState:
         Raises:
             BNetError: These nodes have no intervention.
         """
-        nodes = {node for name in names for node in find_family(self.ground, name).nodes} or set(self.interventions)
+        nodes = {node for name in names for node in find_family(self.model.ground, name).nodes} or set(
+            self.interventions
+        )
         if not nodes & self.interventions.keys():
             expected = "the name of a node that is set by do"
             raise BNetError("undo", expected=expected, actual=", ".join(names) or "a sentence without interventions")
@@ -783,7 +785,7 @@ class SentenceState:
         evidence = {node: encode_value(self.model, node, value, evidence=True) for node, value in ids.items()}
         for node, value in evidence.items():
             if node in self.evidence and not torch.equal(value, self.evidence[node]):
-                name, old = self.ground.name(node), self.evidence[node].tolist()
+                name, old = self.model.ground.name(node), self.evidence[node].tolist()
                 raise EvidenceError(f"{name}: two different observed values, {old} and {value.tolist()}")
         state = replace(self, evidence={**self.evidence, **evidence}, previous=vars(self).get("evaluator"))
         vars(state)["model"] = self.model  # evidence changes no arrow, so both states have the same model
@@ -792,7 +794,7 @@ class SentenceState:
     def _check_disjoint(self, interventions: Collection[int], evidence: Collection[int]) -> None:
         """Raise an error for an intervention and evidence on the same node."""
         for node in set(interventions) & set(evidence):
-            raise EvidenceError(f"{self.ground.name(node)}: set it by do or observe it, not both")
+            raise EvidenceError(f"{self.model.ground.name(node)}: set it by do or observe it, not both")
 
     def query(self, nodes: Collection[int] = (), budget: int = BUDGET, atol: float = ATOL) -> Query:
         """A query about probabilities, given the evidence of this state.
@@ -820,7 +822,7 @@ class SentenceState:
         Returns:
             The query.
         """
-        nodes = [self.ground.id(item) for item in parse_names("name", name)]
+        nodes = [self.model.ground.id(item) for item in parse_names("name", name)]
         if not nodes:
             raise BNetError("name", expected="the name of a node, or several names")
         query = self.with_evidence(evidence).query(nodes, budget, atol)
@@ -844,7 +846,7 @@ class SentenceState:
         """
         nodes: list[int] = []
         for name in parse_names("nodes", names):
-            matches = find_family(self.ground, name).nodes
+            matches = find_family(self.model.ground, name).nodes
             nodes += matches if len(matches) == 1 else [node for node in matches if node not in self.model.do]
         if not nodes:
             raise BNetError("nodes", expected="at least one node that is not set by do")

@@ -264,7 +264,7 @@ class FitObjective(nn.Module):
             state_dim = state.layout.enumerated.index(group.index)
             batch = 1 if selector.scope == "corpus" else get_batch_size(factors, state)
             shape = get_full_shape(state, group.plates, group.word_stack, batch)
-            shape[state_dim] = state.count_states(group.index)
+            shape[state_dim] = state.network.count_states(group.index, state.word_counts)
             tilt = torch.zeros(shape, dtype=state.log_dtype, device=state.device)
             evidence = lambda tilt: eliminate_choices(state, [*factors, Factor(selector, tilt)]).sum()  # noqa: E731
             probs: Tensor = torch.func.grad(evidence)(tilt)
