@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from bnet_transformer._core.naming import WORD, Reach
 from bnet_transformer.compiler.plan import PlanRequest, unset_parent_error
-from bnet_transformer.data.batch import Batch
+from bnet_transformer.data.batch import Batch, Evidence
 from bnet_transformer.data.checks import index_inputs
 from bnet_transformer.declare import Network, NodeSpec, ParentSpec
+from bnet_transformer.reference import GroundModel
 from bnet_transformer.tpm import TPM, EvalContext
 from bnet_transformer.tpm.base import broadcast_shapes
 
@@ -128,6 +130,85 @@ def batch_to_request(network: Network, batch: Batch, outputs: tuple[int, ...] = 
     """
     values, word_counts, device = index_inputs(network, batch.x, batch.given)
     return ExecutionRequest(outputs, values, word_counts, device, batch.mask or {}, **options)
+
+
+def build_request(
+    model: GroundModel,
+    outputs: tuple[int, ...] = (),
+    relevant: Collection[int] | None = None,
+    states: Mapping[int, Tensor] | None = None,
+    **options: Any,
+) -> ExecutionRequest:
+    """The request of a run for one sentence after its interventions.
+
+    Users name single nodes; a run computes whole groups. A planner reads the structure of the request that is run.
+
+    Args:
+        model: The ground model.
+        outputs: The groups to compute.
+        relevant: The groups whose interventions matter; all by default.
+        states: The states `[row]` of each node in the rows of a batch, which override the set values. The other nodes
+            of their groups are not used.
+        **options: Other fields of the request.
+    """
+    network, batched = model.network, {model.ground.group_of(node).index for node in states or ()}
+    known = {network.graph.by_name[name].index: value[None] for name, value in model.inputs.items()}
+    patched = {}
+    relevant = relevant if relevant is None else {*relevant, *batched}
+    for index, (value, mask) in group_values(model, model.do, relevant, states).items():
+        if index in batched or (bool(mask.all()) and network.specs[index].tpm.kind != "input"):
+            known[index] = value
+        else:
+            patched[index] = value, mask
+    rows = group_values(model, model.attention_rows, relevant) if model.attention_rows else {}
+    words = model.ground.word_counts
+    return ExecutionRequest(outputs, known, words, network.device, patched=patched, attention_rows=rows, **options)
+
+
+def group_evidence(
+    model: GroundModel, evidence: Mapping[int, Tensor], states: Mapping[int, Tensor] | None = None
+) -> dict[int, Evidence]:
+    """Evidence on nodes as evidence on node groups, by the index of the group.
+
+    Args:
+        model: The ground model.
+        evidence: The observed state or value of each node, the same in each row of a batch.
+        states: The states `[row]` of each node in the rows of a batch; None for a batch of one row.
+    """
+    states = {node: state.to(model.network.device) for node, state in (states or {}).items()}
+    groups = group_values(model, evidence, states=states)
+    return {index: Evidence(value, None if bool(mask.all()) else mask) for index, (value, mask) in groups.items()}
+
+
+def group_values(
+    model: GroundModel,
+    values: Mapping[int, Tensor],
+    relevant: Collection[int] | None = None,
+    states: Mapping[int, Tensor] | None = None,
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Values of nodes as tensors of their groups.
+
+    Args:
+        model: The ground model.
+        values: The value `[*shape]` of each node, the same in each row of a batch.
+        relevant: The groups that matter; all by default.
+        states: The values `[row, *shape]` of each node in the rows of a batch; they override `values`.
+
+    Returns:
+        For each group the values `[row, *plates, word, *shape]` (zero for nodes without value; one row if no node has
+        `states`), and the mask `[1, *plates, word]` of the nodes with a value.
+    """
+    columns = {**{node: value[None] for node, value in values.items()}, **(states or {})}
+    groups = {}
+    for index, nodes in model.ground.split_by_group(columns, relevant).items():
+        shape, positions = model.ground.shapes[index], [node - int(model.ground.offsets[index]) for node in nodes]
+        first = next((columns[node] for node in nodes if node in (states or {})), columns[nodes[0]])
+        flat = first.new_zeros(len(first), math.prod(shape), *first.shape[1:])
+        mask = torch.zeros(math.prod(shape), dtype=torch.bool, device=first.device)
+        flat[:, positions] = torch.stack([columns[node].expand_as(first) for node in nodes], 1)
+        mask[positions] = True
+        groups[index] = flat.reshape(-1, *shape, *first.shape[1:]), mask.reshape(1, *shape)
+    return groups
 
 
 @dataclass

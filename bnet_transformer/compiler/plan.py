@@ -426,6 +426,11 @@ def _cross_word_error(
     count = "" if word_counts is None else f" ({_describe_joint_states(network, computed, enumerated, word_counts)})"
     source = "itself" if reader == index else name
     reason = f"{network.specs[reader].group.name} depends on {source} at several words{count}"
+    return elimination_error(name, reason)
+
+
+def elimination_error(name: str, reason: str) -> StructureError:
+    """The error for a choice that a batched computation cannot enumerate."""
     return StructureError(
         f"cannot eliminate {name} exactly in a batch: {reason}",
         node=name,

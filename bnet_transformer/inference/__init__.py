@@ -1,12 +1,12 @@
 """Inference on the compiled net: values, distributions, posteriors, evidence and samples of the nodes of a sentence.
 
-In the order in which data flows: `values` contains the state of a sentence with
-its interventions and evidence, and computes values, TPMs and attention of nodes. `query` translates queries about nodes
-into tensors of node groups, and `plan` chooses the algorithm. For probabilities, `factors` builds log factors of node
-groups and `elimination` eliminates the choices from them. `factor_graph` builds tables over the choices of one sentence
-that occur together; `contraction` eliminates the choices from them, and sums chains along words. `posteriors` adds
-conditioning and enumeration; it computes the posteriors of nodes and of groups. `most_probable` finds the most probable
-joint states, and `sampling` draws samples. `dependence` measures how strongly nodes depend on each other.
+In the order in which data flows: `values` contains the state of a sentence with its interventions and evidence, and
+computes values, TPMs and attention of nodes. `query` has the requested nodes, the evidence and the limits of a query,
+and `plan` chooses the algorithm. For probabilities, `factors` builds log factors of node groups and `elimination`
+eliminates the choices from them. `factor_graph` builds tables over the choices of one sentence that occur together;
+`contraction` eliminates the choices from them, and sums chains along words. `posteriors` adds conditioning and
+enumeration; it computes the posteriors of nodes and of groups. `most_probable` finds the most probable joint states,
+and `sampling` draws samples. `dependence` measures how strongly nodes depend on each other.
 """
 
 from bnet_transformer.data import Evidence as Evidence

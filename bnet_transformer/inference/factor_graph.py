@@ -24,6 +24,7 @@ from torch import Tensor
 
 from bnet_transformer import reference
 from bnet_transformer._core.process import check_memory
+from bnet_transformer.compiler.gather import group_evidence
 from bnet_transformer.cost.net_cost import count_plan_flops
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, format_count
@@ -42,7 +43,7 @@ from bnet_transformer.inference.contraction import (
 )
 from bnet_transformer.inference.factors import LOG_ZERO, align_evidence, evidence_log_prob, state_log_probs
 from bnet_transformer.inference.plan import Fault, Plan, format_nodes
-from bnet_transformer.inference.query import Query, group_evidence, iter_chunks, with_sentence_scope
+from bnet_transformer.inference.query import Query, iter_chunks, with_sentence_scope
 from bnet_transformer.inference.values import NodeEvaluator, get_output_groups
 from bnet_transformer.reference import GroundModel, ReferenceRun, is_close
 

@@ -27,10 +27,10 @@ from bnet_transformer.compiler.gather import (
 )
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import (
-    CROSS_WORD_HINT,
     ExecutionPlan,
     PlanRequest,
     StructureError,
+    elimination_error,
     unset_parent_error,
 )
 from bnet_transformer.cost.net_cost import count_plan_flops
@@ -137,7 +137,11 @@ def deferred_log_likelihood(
         target = target if residual is None else target - residual
         return _normal_log_likelihood(spec.tpm, context, attention, output_map, target, observed)
     logits = context["logits"] if residual is None else context["logits"] + residual
-    return _categorical_log_likelihood(_mapped_mix(attention, output_map) + logits, y, observed)
+    logits = _mapped_mix(attention, output_map) + logits
+    # Subtract the detached maximum: `exp(logits - logsumexp)`, the gradient of torch.logsumexp, does not sum to 1 when
+    # logits are large. (log_softmax is slower for few states.)
+    logits = logits - logits.detach().amax(-1, keepdim=True)
+    return _sum_over_words(_gather_states(logits, y) - logits.exp().sum(-1).log(), observed)
 
 
 def _normal_log_likelihood(
@@ -158,16 +162,6 @@ def _normal_log_likelihood(
         square = square.unsqueeze(-1) if observed is None else _sum_over_words(square, observed)
     words = target.shape[-2] if observed is None else observed.sum(-1, keepdim=True)
     return tpm.log_density(context, square, words * target.shape[-1])
-
-
-def _categorical_log_likelihood(logits: Tensor, target: Tensor, observed: Tensor | None) -> Tensor:
-    """The log likelihood of a categorical readout."""
-    shape = broadcast_shapes(logits.shape[:-1], target.shape)
-    # Subtract the detached maximum: `exp(logits - logsumexp)`, the gradient of torch.logsumexp, does not sum to 1 when
-    # logits are large. (log_softmax is slower for few states.)
-    logits = logits - logits.detach().amax(-1, keepdim=True)
-    picked = logits.expand(*shape, -1).gather(-1, target.expand(shape).unsqueeze(-1)).squeeze(-1)
-    return _sum_over_words(picked - logits.exp().sum(-1).log(), observed)
 
 
 def _mapped_mix(attention: AttentionInputs, output_map: Tensor | None) -> Tensor:
@@ -464,7 +458,7 @@ def build_elimination_problem(
         factor_groups=tuple(sorted(needed)),
         deferred_attention=deferred,
         ancestor_choices={index: choices.get(index, ()) for index in requested},
-        chain_scopes={chain[0]: _join_chain_scopes(network, chain, choices.values()) for chain in chains},
+        chain_scopes={chain[0]: _join_scopes(network, chain, choices.values()) for chain in chains},
         fault=fault or _find_plate_fault(network, choices, deferred),
     )
 
@@ -486,9 +480,7 @@ def _find_chains(
     return tuple(chain for chain in members if chain)
 
 
-def _join_chain_scopes(
-    network: Network, chain: Collection[int], scopes: Collection[Collection[int]]
-) -> tuple[int, ...]:
+def _join_scopes(network: Network, chain: Collection[int], scopes: Collection[Collection[int]]) -> tuple[int, ...]:
     """The choices in the sums of a chain: its own at two neighbouring words, and those of the sentence and the corpus
     that share a factor with it.
     """
@@ -504,14 +496,7 @@ def _find_direction_fault(
         if len({word_offsets[index] for index in chain}) > 1:
             names = " and ".join(network.specs[index].group.name for index in chain)
             reason = f"{names} are chains along words in opposite directions, and values depend on both"
-            first = network.specs[min(chain)].group.name
-            return StructureError(
-                f"cannot eliminate {first} exactly in a batch: {reason}",
-                node=first,
-                reason=reason,
-                hint=CROSS_WORD_HINT,
-                remedy=f"set or observe {first}",
-            )
+            return elimination_error(network.specs[min(chain)].group.name, reason)
     return None
 
 
@@ -526,13 +511,7 @@ def _find_plate_fault(
             other = network.specs[choice].group
             if (other.word_stack is not None or other.plates) and (other.plates, other.word_stack) != axes:
                 reason = f"{group.name}, which has other plates or words, depends on several nodes of {other.name}"
-                return StructureError(
-                    f"cannot eliminate {other.name} exactly in a batch: {reason}",
-                    node=other.name,
-                    reason=reason,
-                    hint=CROSS_WORD_HINT,
-                    remedy=f"set or observe {other.name}",
-                )
+                return elimination_error(other.name, reason)
     return None
 
 
@@ -629,13 +608,13 @@ def select_logits(execution: ExecutionState, factor: Factor) -> Tensor:
     if evidence is None:
         logits = zero_padding(execution, spec.group.word_stack, logits)
         return logits.transpose(execution.layout.enumerated.index(spec.group.index), -1).squeeze(-1)
-    return mask_unobserved(evidence, _gather_states(logits, evidence))
+    return mask_unobserved(evidence, _gather_states(logits, evidence.value))
 
 
-def _gather_states(table: Tensor, evidence: Evidence) -> Tensor:
+def _gather_states(table: Tensor, states: Tensor) -> Tensor:
     """The entries of a table `[*layout, states]` at the observed states."""
-    shape = broadcast_shapes(table.shape[:-1], evidence.value.shape)
-    return table.expand(*shape, table.shape[-1]).gather(-1, evidence.value.expand(shape)[..., None]).squeeze(-1)
+    shape = broadcast_shapes(table.shape[:-1], states.shape)
+    return table.expand(*shape, table.shape[-1]).gather(-1, states.expand(shape)[..., None]).squeeze(-1)
 
 
 def evidence_log_prob(execution: ExecutionState, index: int, spec: NodeSpec, evidence: Evidence, atol: float) -> Tensor:
@@ -643,7 +622,7 @@ def evidence_log_prob(execution: ExecutionState, index: int, spec: NodeSpec, evi
     if not spec.tpm.is_random:
         return _value_log_indicator(execution, index, spec, evidence, atol)
     if spec.tpm.kind == "discrete":
-        return _gather_states(state_log_probs(execution, spec), evidence).clamp(min=LOG_ZERO)
+        return _gather_states(state_log_probs(execution, spec), evidence.value).clamp(min=LOG_ZERO)
     context, parents = gather_in_log_dtype(execution, spec)
     return spec.tpm.log_prob(context, evidence.value.to(execution.log_dtype), *parents).clamp(min=LOG_ZERO)
 

@@ -28,6 +28,7 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import to_numpy
 from bnet_transformer._core.tokens import distinguish
+from bnet_transformer.compiler.gather import build_request, group_evidence
 from bnet_transformer.data.checks import find_groups
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
@@ -46,10 +47,8 @@ from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, 
 from bnet_transformer.inference.query import (
     MAX_DIMS,
     Query,
-    build_request,
     enumerate_as_batch,
     enumerate_joint_states,
-    group_evidence,
     prune_barren_choices,
     prune_interventions,
     with_sentence_scope,

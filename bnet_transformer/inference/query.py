@@ -1,10 +1,4 @@
-"""A query about the nodes of one sentence: its names as node groups and tensors, and why an algorithm does not apply.
-
-Users name single nodes; the compiled net computes whole groups of nodes in batches. `build_request` and
-`group_evidence` translate node values into group tensors, by the index of the group. The planner reads the structure of
-the same request that is run. `enumerate_joint_states`, `iter_chunks` and `with_sentence_scope` turn joint states of
-choices into a batch.
-"""
+"""A query about the nodes of one sentence: its slices, words and nodes, and joint states of its choices as a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +15,7 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.checks import check_choice, check_int, resolve_index
 from bnet_transformer._core.tokens import as_labels
-from bnet_transformer.compiler.gather import ExecutionRequest
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.data import Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup
@@ -204,83 +195,6 @@ class Query:
                     raise reference.impossible_evidence_error(self.model, self.evidence, k)
                 del evidence[node]
         return self if len(evidence) == len(self.evidence) else replace(self, evidence=evidence)
-
-
-def build_request(
-    model: GroundModel,
-    outputs: tuple[int, ...] = (),
-    relevant: Collection[int] | None = None,
-    states: Mapping[int, Tensor] | None = None,
-    **options: Any,
-) -> ExecutionRequest:
-    """The request of a run for one sentence after its interventions.
-
-    Args:
-        model: The ground model.
-        outputs: The groups to compute.
-        relevant: The groups whose interventions matter; all by default.
-        states: The states `[row]` of each node in the rows of a batch, which override the set values. The other nodes
-            of their groups are not used.
-        **options: Other fields of the request.
-    """
-    network, batched = model.network, {model.ground.group_of(node).index for node in states or ()}
-    known = {network.graph.by_name[name].index: value[None] for name, value in model.inputs.items()}
-    patched = {}
-    relevant = relevant if relevant is None else {*relevant, *batched}
-    for index, (value, mask) in group_values(model, model.do, relevant, states).items():
-        if index in batched or (bool(mask.all()) and network.specs[index].tpm.kind != "input"):
-            known[index] = value
-        else:
-            patched[index] = value, mask
-    rows = group_values(model, model.attention_rows, relevant) if model.attention_rows else {}
-    words = model.ground.word_counts
-    return ExecutionRequest(outputs, known, words, network.device, patched=patched, attention_rows=rows, **options)
-
-
-def group_evidence(
-    model: GroundModel, evidence: Mapping[int, Tensor], states: Mapping[int, Tensor] | None = None
-) -> dict[int, Evidence]:
-    """Evidence on nodes as evidence on node groups, by the index of the group.
-
-    Args:
-        model: The ground model.
-        evidence: The observed state or value of each node, the same in each row of a batch.
-        states: The states `[row]` of each node in the rows of a batch; None for a batch of one row.
-    """
-    states = {node: state.to(model.network.device) for node, state in (states or {}).items()}
-    groups = group_values(model, evidence, states=states)
-    return {index: Evidence(value, None if bool(mask.all()) else mask) for index, (value, mask) in groups.items()}
-
-
-def group_values(
-    model: GroundModel,
-    values: Mapping[int, Tensor],
-    relevant: Collection[int] | None = None,
-    states: Mapping[int, Tensor] | None = None,
-) -> dict[int, tuple[Tensor, Tensor]]:
-    """Values of nodes as tensors of their groups.
-
-    Args:
-        model: The ground model.
-        values: The value `[*shape]` of each node, the same in each row of a batch.
-        relevant: The groups that matter; all by default.
-        states: The values `[row, *shape]` of each node in the rows of a batch; they override `values`.
-
-    Returns:
-        For each group the values `[row, *plates, word, *shape]` (zero for nodes without value; one row if no node has
-        `states`), and the mask `[1, *plates, word]` of the nodes with a value.
-    """
-    columns = {**{node: value[None] for node, value in values.items()}, **(states or {})}
-    groups = {}
-    for index, nodes in model.ground.split_by_group(columns, relevant).items():
-        shape, positions = model.ground.shapes[index], [node - int(model.ground.offsets[index]) for node in nodes]
-        first = next((columns[node] for node in nodes if node in (states or {})), columns[nodes[0]])
-        flat = first.new_zeros(len(first), math.prod(shape), *first.shape[1:])
-        mask = torch.zeros(math.prod(shape), dtype=torch.bool, device=first.device)
-        flat[:, positions] = torch.stack([columns[node].expand_as(first) for node in nodes], 1)
-        mask[positions] = True
-        groups[index] = flat.reshape(-1, *shape, *first.shape[1:]), mask.reshape(1, *shape)
-    return groups
 
 
 def enumerate_joint_states(supports: Sequence[Sequence[int]]) -> Tensor:

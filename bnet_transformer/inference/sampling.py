@@ -19,7 +19,7 @@ from bnet_transformer._core.naming import count_word_from_start, match_names, sp
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tokens import distinguish
 from bnet_transformer.compiler.evaluate import Scan, WordStep
-from bnet_transformer.compiler.gather import ExecutionState, lay_out_value
+from bnet_transformer.compiler.gather import ExecutionState, build_request, group_evidence, group_values, lay_out_value
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import UnknownNameError, unknown_name_error
@@ -34,14 +34,7 @@ from bnet_transformer.inference.posteriors import (
     plan_state_probs,
     raise_impossible_evidence,
 )
-from bnet_transformer.inference.query import (
-    Query,
-    build_request,
-    group_evidence,
-    group_values,
-    iter_chunks,
-    with_sentence_scope,
-)
+from bnet_transformer.inference.query import Query, iter_chunks, with_sentence_scope
 from bnet_transformer.inference.values import NodeEvaluator, get_normal
 from bnet_transformer.reference import GroundModel, ReferenceRun
 from bnet_transformer.tpm import Attention

@@ -16,7 +16,13 @@ from bnet_transformer import reference
 from bnet_transformer._core.checks import check_float, check_int, check_mapping, parse_names
 from bnet_transformer._core.process import check_cancelled
 from bnet_transformer._core.tokens import Labels, as_labels
-from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState, TensorLayout, gather_parents
+from bnet_transformer.compiler.gather import (
+    ExecutionRequest,
+    ExecutionState,
+    TensorLayout,
+    build_request,
+    gather_parents,
+)
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.compiler.plan import unset_parent_error
 from bnet_transformer.cost.net_cost import count_plan_flops
@@ -29,7 +35,6 @@ from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, 
 from bnet_transformer.inference.query import (
     MAX_DIMS,
     Query,
-    build_request,
     enumerate_as_batch,
     enumerate_joint_states,
     parse_indices,
@@ -590,6 +595,8 @@ class NodeEvaluator:
         """The known values of groups: those of earlier passes, and those before the intervention that it does not
         change; only groups that other groups read are included.
         """
+        if self.states or not (self._tables or self.previous):  # a batch reuses nothing
+            return {}
         network, model = self.model.network, self._fixed_model
         changed = frozenset[int]() if self.previous is None else self._changed_groups
         set_groups = {model.ground.group_of(node).index for node in (*model.do, *model.attention_rows)}
@@ -617,8 +624,8 @@ class NodeEvaluator:
         return {} if any(bool(value.isnan().any()) for value in values.values()) else values
 
     def _is_reusable(self, spec: NodeSpec) -> bool:
-        """Whether the table of values of a group has no dims of choices and no batch of states."""
-        is_value = spec.tpm.kind == "deterministic" and bool(spec.parents) and not self.states
+        """Whether the table of values of a group has no dims of choices."""
+        is_value = spec.tpm.kind == "deterministic" and bool(spec.parents)
         return is_value and not has_ancestor_choices(self.model.network, [spec.group.index])
 
     def _read_tables(self, specs: Sequence[NodeSpec]) -> dict[int, Tensor]:

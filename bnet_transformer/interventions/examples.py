@@ -16,12 +16,11 @@ from bnet_transformer._core.naming import split_pattern
 from bnet_transformer._core.results import Fields, get_parameter_names, register_codec
 from bnet_transformer._core.stats import digest_words
 from bnet_transformer._core.tensors import IntArray
-from bnet_transformer.compiler.gather import ExecutionState, NodePatches, ValueChange
+from bnet_transformer.compiler.gather import ExecutionState, NodePatches, ValueChange, build_request
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError
 from bnet_transformer.graph import find_family
-from bnet_transformer.inference.query import build_request
 from bnet_transformer.inference.values import SentenceState
 from bnet_transformer.reference import GroundModel, check_discrete_node
 

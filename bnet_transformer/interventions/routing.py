@@ -15,10 +15,11 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.tensors import BoolArray, IntArray
+from bnet_transformer.compiler.gather import build_request
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.inference.plan import Obstacle, find_mixed_type_fault
 from bnet_transformer.inference.posteriors import plan_joint
-from bnet_transformer.inference.query import Query, build_request, enumerate_joint_states
+from bnet_transformer.inference.query import Query, enumerate_joint_states
 from bnet_transformer.interventions.cells import PatchCells, PatchSites
 from bnet_transformer.interventions.examples import Examples
 from bnet_transformer.interventions.patched_run import NeededPositions, find_changed_positions
