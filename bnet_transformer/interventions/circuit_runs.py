@@ -630,7 +630,8 @@ class ArrowRuns(CircuitRuns):
         spec, sizes = self.clean.network.specs[index], self.clean.network.graph.plate_sizes
         *plates, words = get_layout_shape(self.clean, spec)
         count = self.num_examples * math.prod(plates) * (1 if has_single_word else words)
-        num_values = self.clean.count_states(index) if spec.tpm.kind == "discrete" else math.prod(spec.shape)
+        states = self.clean.network.count_states(index, self.clean.word_counts) if spec.tpm.kind == "discrete" else None
+        num_values = math.prod(spec.shape) if states is None else states
         sources = self.arrows.incoming[index].sources
         for parent, tpm_parent in zip(spec.parents, spec.tpm_parents, strict=True):
             ids = get_node_slice(self.arrows.ground, parent.index)
