@@ -12,7 +12,14 @@ from bnet_transformer._core.distributed import SINGLE_PROCESS
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.learning.fit.adam import init_restarts
-from bnet_transformer.learning.fit.curvature import EMExpansion, FlatLayout, QuadraticModel, find_groups, solve_model
+from bnet_transformer.learning.fit.curvature import (
+    EMExpansion,
+    FlatLayout,
+    QuadraticModel,
+    factorize_blocks,
+    find_groups,
+    solve_model,
+)
 from bnet_transformer.learning.fit.diagnostics import SCALE_FACTOR, describe_data_scale
 from bnet_transformer.learning.fit.em import SecondOrderOptimizer, improve_by_moves
 from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, select_learnable
@@ -98,17 +105,19 @@ def test_blocks_are_those_of_the_gauss_newton_matrix(case):
     model = expansion(sets).model
     size = model.gradient.shape[1]
     H = torch.stack([model.product(torch.eye(size, dtype=D)[k].expand(2, size)) for k in range(size)], 2)
-    blocks = expansion.compute_blocks(sets, find_groups(net.network, model.layout), 1.0)
+    groups = find_groups(net.network, model.layout)
+    blocks = expansion.compute_blocks(sets, groups, 1.0)
     total = torch.zeros_like(H)
-    for group, matrix in zip(blocks.groups, blocks.matrices, strict=True):
+    for group, matrix in zip(groups, blocks, strict=True):
         for k, index in enumerate(group.index):
             total[:, index[:, None], index] = matrix[:, k]
     is_shared = torch.ones(size, dtype=torch.bool)
-    for group in blocks.groups:
+    for group in groups:
         is_shared[group.index] &= group.selector is None
     H[:, is_shared[:, None] != is_shared] = 0.0
     torch.testing.assert_close(total, H)
-    solve = blocks.factorize(torch.ones(2, size, dtype=D), torch.zeros(2, dtype=D), torch.arange(size))
+    pairs = [(group.index, matrix) for group, matrix in zip(groups, blocks, strict=True)]
+    solve = factorize_blocks(pairs, torch.ones(2, size, dtype=D), torch.zeros(2, dtype=D))
     torch.testing.assert_close(solve(model.gradient), torch.linalg.solve(H, model.gradient), rtol=1e-4, atol=1e-5)
 
 

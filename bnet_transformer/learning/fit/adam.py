@@ -234,14 +234,20 @@ class RestartOptimizer(Run):
         On the training sentences it is the objective, including the prior, because the likelihood would prefer the step
         that overfits most. On held-out sentences it is the log evidence, which evaluates prior and data together.
         """
-        total = torch.zeros(len(self.sets.restart_ids), dtype=self.objective.network.dtype, device=self.ranks.device)
         with torch.no_grad():
-            for part in self.validation_parts:
-                total = total + self.objective.log_evidences(self.sets.values, part).sum(1)
+            total = self.sum_log_evidence(self.validation_parts, self.sets.values)
         total = self.ranks.all_reduce(total)  # before the prior, which must count once and not once for each rank
         if self.criterion == LOG_POSTERIOR:
             total = total + self.objective.log_prior(self.sets.values).detach()
         return [float(score) for score in total / len(self.validation)]
+
+    def sum_log_evidence(self, parts: list[Batch], values: Mapping[str, Tensor]) -> Tensor:
+        """Compute the log evidence of the sentences of this process for each set of parameters, `[set]`."""
+        first = next(iter(values.values()))
+        total = first.new_zeros(len(first))
+        for part in parts:
+            total = total + self.objective.log_evidences(values, part).sum(1)
+        return total
 
     def split_full_pass(self, corpus: Batch) -> list[Batch]:
         """Split this process's shard of a corpus into the parts of a full pass; one part if sentences share a draw."""
@@ -452,7 +458,15 @@ def fit_by_adam(problem: FitProblem, method: Method, options: AdamSteps) -> Fit[
     Returns:
         The fit; its net has the parameters with the best score.
     """
-    split, evaluated_on = _split_validation(problem, options)
+    split, evaluated_on, corpus = problem, TRAINING_SENTENCES, problem.corpus
+    count = min(MAX_VALIDATION, int(VALIDATION_FRACTION * len(corpus)))
+    if problem.held_out is not None:
+        evaluated_on = "held-out sentences"
+    elif options.restarts > 1 and count and not problem.objective.has_corpus_choice:  # they choose among restarts
+        generator = torch.Generator().manual_seed(derive_seed(problem.seed, "held out"))
+        order = torch.randperm(len(corpus), generator=generator)
+        split = replace(problem, corpus=corpus.take(order[count:]), held_out=corpus.take(order[:count]))
+        evaluated_on = f"{count} held-out sentences"
     optimizer = AdamOptimizer(split, options)
     is_finished = optimize(optimizer, problem.loop)
     (_, restart, best), bounds = optimizer.best, optimizer.bounds
@@ -484,23 +498,6 @@ def replace_learned(network: Network, learned: Mapping[str, Tensor]) -> Network:
 def to_network_devices(network: Network, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Move values or draws of parameters to the devices and floating types of the parameters of the net."""
     return {name: value.to(network.parameters[name]) for name, value in values.items()}
-
-
-def _split_validation(problem: FitProblem, options: AdamSteps) -> tuple[FitProblem, str]:
-    """Return the problem with validation sentences that choose among restarts, and a description of them.
-
-    One restart, and nets with a selector of the corpus, are scored on the training sentences.
-    """
-    corpus = problem.corpus
-    if problem.held_out is not None:
-        return problem, "held-out sentences"
-    count = min(MAX_VALIDATION, int(VALIDATION_FRACTION * len(corpus)))
-    if options.restarts == 1 or problem.objective.has_corpus_choice or not count:
-        return problem, TRAINING_SENTENCES
-    generator = torch.Generator().manual_seed(derive_seed(problem.seed, "held out"))
-    order = torch.randperm(len(corpus), generator=generator)
-    split = replace(problem, corpus=corpus.take(order[count:]), held_out=corpus.take(order[:count]))
-    return split, f"{count} held-out sentences"
 
 
 def _continue_on_all(

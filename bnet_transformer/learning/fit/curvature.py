@@ -59,11 +59,6 @@ class FlatLayout:
         positions = dict(zip(self.shapes, torch.arange(sum(sizes)).split(sizes), strict=True))
         return torch.cat([positions[name] for name in names])
 
-    def block_means(self, flat: Tensor) -> Tensor:
-        """Replace each entry by the mean over the entries of its parameter, `[set, entry]`."""
-        parts = flat.split([shape.numel() for shape in self.shapes.values()], 1)
-        return torch.cat([part.mean(1, keepdim=True).expand_as(part) for part in parts], 1)
-
 
 @dataclass(frozen=True)
 class QuadraticModel:
@@ -85,7 +80,8 @@ class QuadraticModel:
         generator = torch.Generator().manual_seed(0)
         signs = torch.randint(0, 2, self.gradient.shape[1:], generator=generator) * 2.0 - 1
         v = signs.to(self.gradient).expand_as(self.gradient)
-        scale = self.layout.block_means(v * self.product(v))
+        parts = (v * self.product(v)).split([shape.numel() for shape in self.layout.shapes.values()], 1)
+        scale = torch.cat([part.mean(1, keepdim=True).expand_as(part) for part in parts], 1)
         floor = scale.abs().amax(1, keepdim=True) * 1e-6 + torch.finfo(scale.dtype).tiny ** 0.5
         return torch.maximum(scale, floor)
 
@@ -215,8 +211,7 @@ def expand_function(
     flat = layout.flatten(values).detach().requires_grad_()
     result = function({**values, **layout.unflatten(flat)})
     if not result.requires_grad:  # a constant
-        zero = torch.zeros_like(flat)
-        return result, QuadraticModel(layout, zero, lambda v: torch.zeros_like(v))
+        return result, QuadraticModel(layout, torch.zeros_like(flat), torch.zeros_like)
     (gradient,) = torch.autograd.grad(result.sum(), flat, create_graph=True)
 
     def product(v: Tensor) -> Tensor:
@@ -253,47 +248,30 @@ class BlockGroup:
     index: Tensor
 
 
-@dataclass(frozen=True)
-class CurvatureBlocks:
-    """Blocks of the Gauss-Newton matrix of several sets of parameters.
+def factorize_blocks(
+    blocks: Sequence[tuple[Tensor, Tensor]], scale: Tensor, damping: Tensor
+) -> Callable[[Tensor], Tensor]:
+    """Factorise damped blocks of the Gauss-Newton matrix.
 
-    Attributes:
-        groups: The weights of the blocks.
-        matrices: The blocks of each group, `[set, block, entry, entry]`, without damping.
+    Args:
+        blocks: The positions of the entries of each block, `[block, entry]`, with the blocks without damping,
+            `[set, block, entry, entry]`.
+        scale: The diagonal of the matrix where there are no blocks, `[set, entry]`.
+        damping: The factor of `scale` that is added to the matrix, `[set]`.
+
+    Returns:
+        The function from vectors, `[set, entry]`, to their products with the inverse.
     """
+    added, diagonal = (damping[:, None] + RIDGE) * scale, (1 + damping[:, None]) * scale
+    factors = [(at, torch.linalg.cholesky_ex(matrix + added[:, at].diag_embed()).L) for at, matrix in blocks]
 
-    groups: Sequence[BlockGroup]
-    matrices: Sequence[Tensor]
+    def solve(r: Tensor) -> Tensor:
+        z = r / diagonal
+        for at, factor in factors:
+            z[:, at] = torch.cholesky_solve(r[:, at][..., None], factor)[..., 0]
+        return z
 
-    def select(self, rows: Sequence[int]) -> CurvatureBlocks:
-        """Return the blocks of some sets."""
-        return replace(self, matrices=[matrix[list(rows)] for matrix in self.matrices])
-
-    def factorize(self, scale: Tensor, damping: Tensor, positions: Tensor) -> Callable[[Tensor], Tensor]:
-        """Factorise the damped blocks.
-
-        Args:
-            scale: The diagonal of the matrix where there are no blocks, `[set, entry]`.
-            damping: The factor of `scale` that is added to the matrix, `[set]`.
-            positions: The position of each weight in the vectors to be multiplied, `[weight]`.
-
-        Returns:
-            The function from vectors, `[set, entry]`, to their products with the inverse.
-        """
-        factors = []
-        for group, matrix in zip(self.groups, self.matrices, strict=True):
-            at = positions[group.index]
-            added = (damping[:, None] + RIDGE) * scale
-            factors.append((at, torch.linalg.cholesky_ex(matrix + added[:, at].diag_embed()).L))
-        diagonal = (1 + damping[:, None]) * scale
-
-        def solve(r: Tensor) -> Tensor:
-            z = r / diagonal
-            for at, factor in factors:
-                z[:, at] = torch.cholesky_solve(r[:, at][..., None], factor)[..., 0]
-            return z
-
-        return solve
+    return solve
 
 
 def find_groups(network: Network, layout: FlatLayout) -> list[BlockGroup]:
@@ -384,15 +362,14 @@ class _PartGraph:
 
     evidence: Tensor  # [set]
     counts: dict[str, Tensor]
-    gradient: Tensor | None
-    flat: Tensor | None
+    gradient: Tensor
+    flat: Tensor
     rows: list[_Prediction]
 
     def linearize(self) -> tuple[list[Tensor], Tensor]:
         """Return cotangents `u` and the graph of `J^T u`, whose derivative by `u` in a direction `v` is `J v`."""
         # J v is a product in forward mode. A backward pass is linear in its cotangent u, so that its own derivative
         # gives J v by reverse mode only, which every operation of the compiled net supports.
-        assert self.flat is not None
         predictions = [row.value for row in self.rows]
         u = [torch.zeros_like(p, requires_grad=True) for p in predictions]
         (back,) = torch.autograd.grad(predictions, self.flat, u, create_graph=True)
@@ -400,7 +377,6 @@ class _PartGraph:
 
     def multiply(self, v: Tensor, linear: tuple[list[Tensor], Tensor]) -> Tensor:
         """Return `J^T F J v`, `[set, entry]`."""
-        assert self.flat is not None
         cotangents = []
         for tangent, row in zip(
             torch.autograd.grad(linear[1], linear[0], v, retain_graph=True), self.rows, strict=True
@@ -414,7 +390,6 @@ class _PartGraph:
 
     def compute_blocks(self, group: BlockGroup) -> Tensor:
         """Return the blocks of a group, `[set, block, entry, entry]`, from one product `J v` for each entry."""
-        assert self.flat is not None
         u, back = self.linearize()
         columns: list[list[Tensor]] = [[] for _ in self.rows]
         for positions in group.index.mT:  # the same entry of each block
@@ -468,9 +443,7 @@ class EMExpansion:
         self.weights = objective.learned.weights if weights is None else weights
         self._sites: dict[int, list[_Site]] = {}
 
-    def compute_blocks(
-        self, sets: Mapping[str, Tensor], groups: Sequence[BlockGroup], factor: float
-    ) -> CurvatureBlocks:
+    def compute_blocks(self, sets: Mapping[str, Tensor], groups: Sequence[BlockGroup], factor: float) -> list[Tensor]:
         """Compute blocks of the Gauss-Newton matrix.
 
         Args:
@@ -479,7 +452,7 @@ class EMExpansion:
             factor: The number of sentences for which each sentence stands.
 
         Returns:
-            The blocks.
+            The blocks of each group, `[set, block, entry, entry]`, without damping.
         """
         layout = FlatLayout.create(sets, self.weights)
         flat = layout.flatten(sets).detach().requires_grad_()
@@ -491,8 +464,7 @@ class EMExpansion:
         _, prior = expand_function(self.objective.log_prior, sets, layout)
         diagonal = prior.product(torch.ones_like(flat))  # the prior is a product over the entries
         pairs = zip(groups, totals, strict=True)
-        matrices = [factor * self.ranks.all_reduce(t) + diagonal[:, g.index].diag_embed() for g, t in pairs]
-        return CurvatureBlocks(groups, matrices)
+        return [factor * self.ranks.all_reduce(t) + diagonal[:, g.index].diag_embed() for g, t in pairs]
 
     def __call__(self, sets: Mapping[str, Tensor], tilt: Tilt | None = None) -> Expansion:
         """Expand at these parameters.
@@ -505,7 +477,7 @@ class EMExpansion:
             The expansion; with a tilt, that of the tilted density.
         """
         layout = FlatLayout.create(sets, self.weights)
-        flat = layout.flatten(sets).detach().requires_grad_() if self.weights else None
+        flat = layout.flatten(sets).detach().requires_grad_()
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no second derivative
             graphs = [self._expand_part(n, part, sets, flat, layout, tilt) for n, part in enumerate(self.parts)]
         first = next(iter(sets.values()))
@@ -515,14 +487,9 @@ class EMExpansion:
             for name in sorted(self.objective.learned.tables)
         }
         log_prior, prior = expand_function(self.objective.log_prior, sets, layout)
-        model = None if flat is None else self._build_model(graphs, flat, layout, prior)
-        return Expansion(evidence + log_prior, counts, model)
-
-    def _build_model(
-        self, graphs: Sequence[_PartGraph], flat: Tensor, layout: FlatLayout, prior: QuadraticModel
-    ) -> QuadraticModel:
-        """Return the sum of the models of the parts and of the log prior, which is concave in the weights."""
-        gradient = sum((g.gradient for g in graphs if g.gradient is not None), torch.zeros_like(flat)).detach()
+        if not self.weights:
+            return Expansion(evidence + log_prior, counts, None)
+        gradient = self.ranks.all_reduce(sum((g.gradient for g in graphs), torch.zeros_like(flat)).detach())
         linear: list[tuple[list[Tensor], Tensor]] = []
 
         def product(v: Tensor) -> Tensor:
@@ -532,16 +499,12 @@ class EMExpansion:
                 total = sum((g.multiply(v, item) for g, item in pairs), torch.zeros_like(v))
             return self.ranks.all_reduce(total) + prior.product(v)
 
-        return QuadraticModel(layout, self.ranks.all_reduce(gradient) + prior.gradient, product)
+        # The log prior is concave in the weights.
+        model = QuadraticModel(layout, gradient + prior.gradient, product)
+        return Expansion(evidence + log_prior, counts, model)
 
     def _expand_part(
-        self,
-        number: int,
-        part: Batch,
-        sets: Mapping[str, Tensor],
-        flat: Tensor | None,
-        layout: FlatLayout,
-        tilt: Tilt | None,
+        self, number: int, part: Batch, sets: Mapping[str, Tensor], flat: Tensor, layout: FlatLayout, tilt: Tilt | None
     ) -> _PartGraph:
         """Evaluate one part of the sentences, with the derivatives of its log evidence."""
         if number not in self._sites:
@@ -576,15 +539,14 @@ class EMExpansion:
 
             return objective.evaluate(parameters, part, fn, defer=not sites)
 
-        parameters = {name: value.detach() for name, value in sets.items()}
-        parameters |= {} if flat is None else layout.unflatten(flat)
+        parameters = {name: value.detach() for name, value in sets.items()} | layout.unflatten(flat)
         log_weights = None if tilt is None else tilt.log_weights[number]
         in_dims = (0, 0, 0, None if log_weights is None else 0)
         evidence, predictions = torch.vmap(evaluate, in_dims)(parameters, count_zeros, site_zeros, log_weights)
         evidence = evidence.sum(1)
-        inputs = [*count_zeros.values(), *site_zeros, *([] if flat is None else [flat])]
+        inputs = [*count_zeros.values(), *site_zeros, flat]
         gradients = torch.autograd.grad(
-            evidence.sum(), inputs, retain_graph=flat is not None, allow_unused=True, materialize_grads=True
+            evidence.sum(), inputs, retain_graph=bool(self.weights), allow_unused=True, materialize_grads=True
         )
         counts, rows = dict(zip(count_zeros, gradients, strict=False)), []
         for site, p, w in zip(sites, predictions, gradients[len(counts) :], strict=False):
@@ -592,7 +554,7 @@ class EMExpansion:
                 # The distribution of a choice is the same for all its states.
                 weight = w if site.state_dim is None else w.sum(site.state_dim + 1, keepdim=True)
                 rows.append(_Prediction(p, weight, site))
-        return _PartGraph(evidence.detach(), counts, None if flat is None else gradients[-1], flat, rows)
+        return _PartGraph(evidence.detach(), counts, gradients[-1], flat, rows)
 
     def _find_sites(self, part: Batch, sets: Mapping[str, Tensor]) -> list[_Site]:
         """Find the factors whose distribution may depend on the learned weights, with the shapes of their tables."""
@@ -682,7 +644,7 @@ class PreconditionedSolver:
     ) -> None:
         self.weights = objective.learned.weights
         self.groups = find_groups(objective.network, FlatLayout.create(sets, self.weights))
-        self.blocks: CurvatureBlocks | None = None
+        self.blocks: list[Tensor] | None = None  # of each group
         self.excess = 0.0  # products since the blocks were computed, beyond those that new blocks would have needed
         self.first_products: dict[int, float] = {}  # of the first solution with these blocks, by its limit
         sizes = [group.index.shape[1] for group in self.groups]
@@ -725,18 +687,20 @@ class PreconditionedSolver:
         if self.blocks is None or self.excess > MAX_PROBES:
             self.blocks = self.expand.compute_blocks(sets, self.groups, self.stride)
             self.excess, self.first_products = 0.0, {}
-        precondition = self.blocks.factorize(scale, damping, model.layout.locate(self.weights))
+        positions = model.layout.locate(self.weights)
+        blocks = [(positions[group.index], matrix) for group, matrix in zip(self.groups, self.blocks, strict=True)]
+        precondition = factorize_blocks(blocks, scale, damping)
         solution = solve_model(model, scale, damping, limit, tolerance, floor, precondition)
         self.excess += solution.iterations - self.first_products.setdefault(limit, solution.iterations)
         return solution
 
     def select(self, rows: list[int]) -> None:
         """Keep only some sets."""
-        self.blocks = self.blocks and self.blocks.select(rows)
+        self.blocks = self.blocks and [matrix[rows] for matrix in self.blocks]
 
     def snapshot(self) -> dict[str, Tensor]:
         """Return the state as tensors."""
-        state = {f"blocks_{i}": matrix for i, matrix in enumerate(self.blocks.matrices if self.blocks else ())}
+        state = {f"blocks_{i}": matrix for i, matrix in enumerate(self.blocks or ())}
         products = [(0.0, self.excess), *self.first_products.items()]
         return state | {"products": torch.tensor(products, dtype=torch.float64)}
 
@@ -744,8 +708,8 @@ class PreconditionedSolver:
         """Load the state of a snapshot, to the device of another tensor."""
         (_, self.excess), *products = state["products"].tolist()
         self.first_products = {int(limit): count for limit, count in products}
-        matrices = [state[f"blocks_{i}"].to(like) for i in range(len(self.groups)) if f"blocks_{i}" in state]
-        self.blocks = CurvatureBlocks(self.groups, matrices) if matrices else None
+        blocks = [state[f"blocks_{i}"].to(like) for i in range(len(self.groups)) if f"blocks_{i}" in state]
+        self.blocks = blocks or None
 
 
 def count_observed_numbers(corpus: Batch) -> int:

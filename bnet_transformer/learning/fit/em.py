@@ -254,15 +254,12 @@ class SecondOrderOptimizer(RestartOptimizer):
         self.bounds.append(max(self.log_density.values()) / len(self.corpus))
         self.step += 1
         if self.step % STALL_INTERVAL == 0:
-            self._stop_stalled()
-
-    def _stop_stalled(self) -> None:
-        """Stop the restarts that gained almost nothing since the last call, stationary or not."""
-        # Without a prior the likelihood can grow without limit along weights that grow, ever more slowly.
-        density = torch.tensor([self.log_density[restart] for restart in self.sets.restart_ids], dtype=torch.float64)
-        before = [self._last_density.get(restart, -math.inf) for restart in self.sets.restart_ids]
-        self._stop_restarts(density - torch.tensor(before, dtype=torch.float64) < STALLED_GAIN, density)
-        self._last_density = dict(self.log_density)
+            # Without a prior the likelihood can grow without limit along weights that grow, ever more slowly. So the
+            # restarts that gained almost nothing since the last test stop, stationary or not.
+            density = torch.tensor([self.log_density[k] for k in self.sets.restart_ids], dtype=torch.float64)
+            before = [self._last_density.get(k, -math.inf) for k in self.sets.restart_ids]
+            self._stop_restarts(density - torch.tensor(before, dtype=torch.float64) < STALLED_GAIN, density)
+            self._last_density = dict(self.log_density)
 
     def stop_slow(self, target: float, patience: float) -> None:
         """Stop the sets that would not reach a density with some iterations that gain as much as the last one."""
@@ -376,7 +373,7 @@ class SecondOrderOptimizer(RestartOptimizer):
         values = {name: value.clamp(min=LOG_ZERO) for name, value in self.sets.values.items()}
         layout = FlatLayout.create(values, self.objective.learned.names)
         with sdpa_kernel(SDPBackend.MATH):
-            local, evidence = expand_function(self._log_evidence, values, layout)
+            local, evidence = expand_function(partial(self.sum_log_evidence, self.corpus_parts), values, layout)
         log_prior, prior = expand_function(self.objective.log_prior, values, layout)
 
         def product(v: Tensor) -> Tensor:
@@ -393,7 +390,9 @@ class SecondOrderOptimizer(RestartOptimizer):
             The log posterior density of each set after the step, `[set]`.
         """
         before, model, values = self.expand_log_density()
-        scale, point = model.estimate_scale(), model.layout.flatten(self._weights(values))
+        tables = self.objective.learned.tables  # their logits have no scale
+        point = model.layout.flatten({k: torch.zeros_like(v) if k in tables else v for k, v in values.items()})
+        scale = model.estimate_scale()
         # Regularised Newton steps (Li, Fukushima, Qi and Yamashita 2004). Along a change of basis f is constant on a
         # curve, not on a line, so that near a maximum H has eigenvalues of either sign there, of the size of the
         # gradient divided by the parameters. This damping exceeds them, and vanishes with the gradient.
@@ -476,10 +475,6 @@ class SecondOrderOptimizer(RestartOptimizer):
         if rows:
             self.select(rows)
 
-    def _weights(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The parameters with zeros in the tables, whose logits have no scale."""
-        return {k: torch.zeros_like(v) if k in self.objective.learned.tables else v for k, v in values.items()}
-
     def _move(self, values: Mapping[str, Tensor], step: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add a step to the parameters, and normalise the tables."""
         moved = {name: value + step[name] for name, value in values.items()}
@@ -491,15 +486,8 @@ class SecondOrderOptimizer(RestartOptimizer):
     def compute_log_density(self, values: Mapping[str, Tensor]) -> Tensor:
         """The log posterior density of each set up to a constant, `[set]`, without a gradient."""
         with torch.no_grad():
-            return self.ranks.all_reduce(self._log_evidence(values)) + self.objective.log_prior(values)
-
-    def _log_evidence(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The log evidence of the sentences of this process, `[set]`."""
-        first = next(iter(values.values()))
-        total = first.new_zeros(len(first))
-        for part in self.corpus_parts:
-            total = total + self.objective.log_evidences(values, part).sum(1)
-        return total
+            evidence = self.sum_log_evidence(self.corpus_parts, values)
+            return self.ranks.all_reduce(evidence) + self.objective.log_prior(values)
 
     def fork(self, values: Mapping[str, Tensor], sample: Batch | None = None) -> SecondOrderOptimizer:
         """Return an optimizer of the same problem at other parameters.
@@ -665,18 +653,14 @@ def _measure_badness(
         if group.word_stack is None and not group.plates:
             rows.append(-eliminate_choices(state, [*factors, Factor(selector, removed)]).reshape(shape[batch_dim:]))
         else:
-            rows.append(-_word_evidence(state, factors, removed, shape).reshape(shape[batch_dim:]))
+            # The log evidence of each word on its own; exact if words share no other choice.
+            total = removed
+            for factor in factors:
+                axes = [d for d in range(batch_dim + 1, len(shape)) if factor.table.shape[d] > 1 and shape[d] == 1]
+                total = total + (factor.table.sum(axes, keepdim=True) if axes else factor.table)
+            evidence = total.logsumexp([*range(batch_dim)], keepdim=True).expand([1] * batch_dim + shape[batch_dim:])
+            rows.append(-evidence.reshape(shape[batch_dim:]))
     return torch.stack(rows, 1), (dim, batch_dim)
-
-
-def _word_evidence(state: ExecutionState, factors: list[Factor], removed: Tensor, shape: list[int]) -> Tensor:
-    """The log evidence of each word on its own, `[*layout]` without states; exact if words share no other choice."""
-    total, batch_dim = removed, state.layout.batch_dim
-    for factor in factors:
-        axes = [d for d in range(batch_dim + 1, len(shape)) if factor.table.shape[d] > 1 and shape[d] == 1]
-        total = total + (factor.table.sum(axes, keepdim=True) if axes else factor.table)
-    evidence = total.logsumexp([*range(batch_dim)], keepdim=True)
-    return evidence.expand([1] * batch_dim + shape[batch_dim:])
 
 
 # --------------------------------------------------------------------------------------------------------------------
