@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from bnet_transformer.interventions.methods import Gradient as Gradient
     from bnet_transformer.interventions.sweep import mediation as mediation, sweep as sweep
     from bnet_transformer.learning.calibration import calibrate as calibrate
-    from bnet_transformer.learning.checkpoint import Checkpoints as Checkpoints
     from bnet_transformer.learning.fit import (
         EM as EM,
         MAP as MAP,
@@ -68,6 +67,7 @@ if TYPE_CHECKING:
         fit_heads as fit_heads,
     )
     from bnet_transformer.learning.fit.from_pyro import fit_from_pyro as fit_from_pyro
+    from bnet_transformer.learning.loop import Checkpoints as Checkpoints
     from bnet_transformer.learning.training import (
         AdamW as AdamW,
         EarlyStopping as EarlyStopping,
@@ -104,7 +104,7 @@ _EXPORTS = {  # the public names of each module
     "interventions.methods": "Gradient",
     "interventions.sweep": "mediation sweep",
     "learning.calibration": "calibrate",
-    "learning.checkpoint": "Checkpoints",
+    "learning.loop": "Checkpoints",
     "learning.fit": "EM Fit Laplace MAP NUTS SVI compare fit fit_heads",
     "learning.fit.from_pyro": "fit_from_pyro",
     "learning.training": "AdamW EarlyStopping Execution train",

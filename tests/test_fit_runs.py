@@ -11,9 +11,9 @@ from sklearn.metrics import adjusted_rand_score
 import bnet_transformer as bt
 from bnet_transformer._core.files import derive_seed
 from bnet_transformer.inference import Evidence, log_evidence
-from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit import result
 from bnet_transformer.learning.fit.methods import resolve_method
+from bnet_transformer.learning.loop import FILE_NAME, read_checkpoint
 from bnet_transformer.learning.training import create_schedule
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
@@ -111,7 +111,7 @@ def test_map_is_torchs_adam_up_the_evidence_of_minibatches_and_the_prior_of_the_
 def test_the_last_phase_learns_from_all_sentences(tmp_path):
     net, data = mixture(), vectors(60)
     f = fit(net, data, method=bt.MAP(restarts=2, steps=8, optimizer="first-order"), checkpoints=tmp_path)
-    saved = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
+    saved = read_checkpoint(tmp_path / FILE_NAME, net.network)
     best = net.replace({name: saved.get_tensors("best")[name] for name in f.learned})
     assert f.bounds[8] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
 
@@ -157,7 +157,7 @@ def test_more_steps_are_not_lost_to_an_older_last_phase(tmp_path):
     fit(net, data, method=method, checkpoints=tmp_path)
     method = replace(method, steps=16)
     longer = fit(net, data, method=method, checkpoints=bt.Checkpoints(tmp_path, resume="changed"))
-    saved = checkpoint.read_checkpoint(tmp_path / checkpoint.FILE_NAME, net.network)
+    saved = read_checkpoint(tmp_path / FILE_NAME, net.network)
     best = net.replace({name: saved.get_tensors("best")[name] for name in longer.learned})
     assert longer.bounds[16] == pytest.approx(float(evidences(best, *data).mean()), abs=1e-9)
     # A finished last phase stays.

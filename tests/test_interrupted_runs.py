@@ -15,7 +15,7 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer._core.files import exclusive_lock
 from bnet_transformer.cli import main
-from bnet_transformer.learning import checkpoint
+from bnet_transformer.learning import loop
 from bnet_transformer.tpm import TPM, Categorical, Given, Linear, Normal
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
@@ -118,7 +118,7 @@ def test_a_killed_run_resumes_bit_for_bit(kind, tmp_path):
         if in_write:
             os.fsync = kill_at_call(os.fsync, 3, signal.SIGKILL)
         else:
-            checkpoint.write_checkpoint = kill_at_call(checkpoint.write_checkpoint, 3, signal.SIGKILL)
+            loop.write_checkpoint = kill_at_call(loop.write_checkpoint, 3, signal.SIGKILL)
         RUNS[kind](folder)
 
     expected = RUNS[kind](None)
@@ -140,13 +140,13 @@ def test_a_fit_of_several_parts_that_is_killed_at_any_checkpoint_resumes_bit_for
     """Each run is killed while it writes a checkpoint, until one ends. No checkpoint is written by two runs."""
     (run, number), folder = PARTS[kind], tmp_path / "run"
     resumed, written, kills = bt.Checkpoints(folder, resume=True), [], 0
-    write = checkpoint.write_checkpoint
+    write = loop.write_checkpoint
 
     def write_and_count(path, network, state):
         written.append((path, state.step))
         write(path, network, state)
 
-    monkeypatch.setattr(checkpoint, "write_checkpoint", write_and_count)
+    monkeypatch.setattr(loop, "write_checkpoint", write_and_count)
     expected = run(tmp_path / "complete")
 
     def run_killed():
@@ -234,7 +234,7 @@ def test_an_interrupted_command_saves_and_resumes(tmp_path):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.stdout = sys.stderr = open("output", "w")  # noqa: SIM115
         if interrupted:
-            checkpoint.write_checkpoint = kill_at_call(checkpoint.write_checkpoint, 2, signal.SIGINT)
+            loop.write_checkpoint = kill_at_call(loop.write_checkpoint, 2, signal.SIGINT)
         try:
             main([*args, *options])
         finally:
@@ -256,7 +256,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(tmp_path):
     folder, link = tmp_path / "run", tmp_path / "link"
     folder.mkdir()
     link.symlink_to(folder, target_is_directory=True)
-    path = folder / checkpoint.FILE_NAME
+    path = folder / loop.FILE_NAME
     with exclusive_lock(path), exclusive_lock(folder / "another"):
         for alias in (folder, link):
             with pytest.raises(bt.FileError, match="another run writes to"):

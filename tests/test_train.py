@@ -15,7 +15,7 @@ from bnet_transformer.data.batch import infer_trainable_task
 from bnet_transformer.data.dataset import ExampleReader, read_dataset
 from bnet_transformer.inference import Evidence, log_evidence
 from bnet_transformer.learning import training
-from bnet_transformer.learning.checkpoint import FILE_NAME
+from bnet_transformer.learning.loop import FILE_NAME
 from bnet_transformer.learning.training import create_schedule
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options

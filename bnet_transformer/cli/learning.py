@@ -27,8 +27,8 @@ from bnet_transformer.errors import BNetError
 if TYPE_CHECKING:
     from bnet_transformer.bnet import BNet
     from bnet_transformer.declare import Network
-    from bnet_transformer.learning.checkpoint import Checkpoints
     from bnet_transformer.learning.fit import Fit
+    from bnet_transformer.learning.loop import Checkpoints
 
 UNOBSERVED = "_"
 DECLARED_OPTIONS = ("dim", "heads", "slices", "per", "atoms", "key_dim", "value_dim", "residual", "prior")
@@ -125,7 +125,7 @@ class RunOptions:
 
     def make_checkpoints(self) -> Checkpoints | None:
         """The config of the checkpoints; None without a folder."""
-        from bnet_transformer.learning.checkpoint import Checkpoints
+        from bnet_transformer.learning.loop import Checkpoints
 
         if self.checkpoint is not None:
             return Checkpoints(self.checkpoint, "changed" if self.changed else self.resume)

@@ -1,5 +1,6 @@
 """Learning parameters.
 
 `training` trains by gradient descent. `fit` fits nets with latent choices by MAP, EM, Laplace, SVI or NUTS, and
-`calibration` checks its posteriors by simulation. Training and fits save and resume runs with `checkpoint`.
+`calibration` checks its posteriors by simulation. Training and fits take their steps in
+`loop`, which saves and resumes runs.
 """

@@ -1,30 +1,109 @@
 """The loop over the steps of a run: evaluation, checkpoints, the progress bar and Ctrl-C.
 
 Training and fits supply a `Run`, whose steps `run_steps` takes. NUTS and calibration, which keep no state between
-steps that the loop could save, use only the bar and the interrupts.
+steps that the loop could save, use only the bar and the interrupts. A checkpoint is the state that a run needs to
+resume, in one safetensors file, which is replaced atomically: an interrupted write leaves the previous one intact.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from bnet_transformer._core.checks import check_choice, check_int, check_options
+from bnet_transformer._core.checks import check_choice, check_int, check_options, set_frozen
 from bnet_transformer._core.distributed import DistributedContext
-from bnet_transformer._core.files import exclusive_lock, wrap_read_errors
+from bnet_transformer._core.files import (
+    as_path,
+    compute_digest,
+    exclusive_lock,
+    read_tensors,
+    wrap_read_errors,
+    write_tensors,
+)
+from bnet_transformer._core.results import check_type
 from bnet_transformer.declare import Network
-from bnet_transformer.errors import BNetError
-from bnet_transformer.learning import checkpoint
-from bnet_transformer.learning.checkpoint import Checkpoint, Checkpoints
+from bnet_transformer.errors import BNetError, FileError
+
+EXPECTED = "a checkpoint of train"
+FORMAT, VERSION, FILE_NAME = "bnet_transformer checkpoint", 2, "checkpoint.safetensors"
+CHANGEABLE_SETTINGS = frozenset(("rate", "schedule", "warmup", "dim", "clip", "precision", "steps"))
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """The folder of the checkpoint of a run, and whether the run resumes from it.
+
+    Args:
+        folder: The folder of the checkpoint. It is created if it does not exist.
+        resume: False raises an error if the folder contains a checkpoint. True resumes from the checkpoint bit for bit,
+            with the same settings, or starts a new run if there is no checkpoint. `"changed"` also allows another rate,
+            schedule, warmup, dim, clip, precision or number of steps.
+
+    >>> Checkpoints("runs/first", resume=True).changeable
+    frozenset()
+    """
+
+    folder: str | Path
+    resume: bool | str = False
+
+    def __post_init__(self) -> None:
+        set_frozen(self, folder=as_path(self.folder))
+        check_choice("resume", self.resume, (True, False, "changed"))
+
+    @property
+    def changeable(self) -> frozenset[str]:
+        """The settings that a resumed run may change."""
+        return CHANGEABLE_SETTINGS if self.resume == "changed" else frozenset()
+
+    def create_path(self) -> Path:
+        """Create the folder if it does not exist, and return the path of the checkpoint."""
+        folder = Path(self.folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise FileError(str(folder), expected="a folder for checkpoints", actual=reason) from error
+        return folder / FILE_NAME
+
+    @classmethod
+    def from_value(cls, value: Checkpoints | str | Path | None) -> Checkpoints | None:
+        """Convert an argument of the caller to a config.
+
+        Args:
+            value: A config or None, which is returned as it is, or a folder, which becomes a config with
+                `resume=False`.
+
+        Returns:
+            The config.
+        """
+        return value if value is None or isinstance(value, Checkpoints) else cls(value)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run after `step` steps. Tensors are named `net/...`, `first/...`, `second/...`, `best/...`."""
+
+    step: int
+    tensors: Mapping[str, Tensor]
+    losses: tuple[float, ...]
+    held_out: tuple[tuple[int, float], ...]
+    settings: Mapping[str, Any]
+
+    def get_tensors(self, prefix: str) -> dict[str, Tensor]:
+        """Return the tensors whose names start with `prefix/`, without the prefix."""
+        return {k[len(prefix) + 1 :]: v for k, v in self.tensors.items() if k.startswith(f"{prefix}/")}
 
 
 @dataclass(frozen=True)
@@ -60,6 +139,38 @@ class LoopConfig:
         if self.checkpoints is None:
             return self
         return replace(self, checkpoints=replace(self.checkpoints, folder=Path(self.checkpoints.folder) / name))
+
+    def resume(self, network: Network, settings: Mapping[str, Any], restore: Callable[[Checkpoint], None]) -> bool:
+        """Restore the checkpoint from which a run with these settings resumes; return False if the run starts anew.
+
+        Raises:
+            FileError: If there is a checkpoint and the run does not resume, or it is of another net.
+            BNetError: If a setting of the run differs from the checkpoint and may not change.
+        """
+        if self.checkpoints is None or not (path := self.checkpoints.create_path()).exists():
+            return False
+        if not self.checkpoints.resume:
+            hint = "Use bt.Checkpoints(folder, resume=True) to resume from it, or another folder"
+            raise FileError(f"{path} already exists", hint=hint)
+        saved = read_checkpoint(path, network)
+        before, now = saved.settings, json.loads(json.dumps(dict(settings)))
+        names = {*before, *now} - self.checkpoints.changeable
+        changed = [name for name in sorted(names) if before.get(name) != now.get(name)]
+        if changed:
+            expected = "the settings of the run that wrote the checkpoint: "
+            expected += ", ".join(f"{name}={before.get(name)!r}" for name in changed)
+            actual, hint = ", ".join(f"{name}={now.get(name)!r}" for name in changed), "Use another folder"
+            if {*changed} <= CHANGEABLE_SETTINGS:
+                hint += ", or bt.Checkpoints(folder, resume='changed')"
+            raise BNetError(str(path), expected=expected, actual=actual, hint=hint)
+        with wrap_read_errors(path, EXPECTED):
+            restore(saved)
+        return True
+
+    def save(self, network: Network, state: Checkpoint) -> None:
+        """Write a checkpoint, if the run has any."""
+        if self.checkpoints is not None:
+            write_checkpoint(self.checkpoints.create_path(), network, state)
 
     def lock(self, is_main_process: bool) -> AbstractContextManager[None]:
         """Lock the folder of the checkpoints during a run, so that no other run writes to it.
@@ -156,7 +267,7 @@ class Run(ABC):
         if self.checkpoint_path is None:
             return
         if self.ranks.is_main_process:
-            checkpoint.write_checkpoint(self.checkpoint_path, self.network, self.snapshot())
+            write_checkpoint(self.checkpoint_path, self.network, self.snapshot())
         self.saved_step = self.step
         self.ranks.barrier()
 
@@ -189,11 +300,12 @@ def run_steps(run: Run, loop: LoopConfig) -> bool:
     """
     if loop.checkpoints is not None:
         run.checkpoint_path = loop.checkpoints.create_path()
-        saved = checkpoint.resume_checkpoint(loop.checkpoints, run.network, run.settings)
-        if saved is not None:
-            with wrap_read_errors(run.checkpoint_path, checkpoint.EXPECTED):
-                run.restore(saved)
-            run.step = run.saved_step = saved.step
+
+    def restore(saved: Checkpoint) -> None:
+        run.restore(saved)
+        run.step = run.saved_step = saved.step
+
+    loop.resume(run.network, run.settings, restore)
     run.ranks.barrier()
     start, is_due, stop = run.step, False, False
     with loop.progress_bar(run.ranks, run.steps, start) as bar, defer_interrupt() as interrupts:
@@ -234,3 +346,73 @@ def defer_interrupt() -> Iterator[list[int]]:
         yield interrupts
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def write_checkpoint(path: Path, network: Network, checkpoint: Checkpoint) -> None:
+    """Write a checkpoint. It replaces the previous one atomically.
+
+    Parameters of the net without a tensor `net/<name>` of the run have those of `network`.
+    """
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "net": digest_network(network),
+        "step": checkpoint.step,
+        "settings": dict(checkpoint.settings),
+    }
+    values = {f"net/{name}": value for name, value in network.parameters.items()} | dict(checkpoint.tensors)
+    tensors = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in values.items()}
+    tensors["losses"] = torch.tensor(checkpoint.losses, dtype=torch.float64)
+    tensors["held_out"] = torch.tensor(checkpoint.held_out, dtype=torch.float64).reshape(-1, 2)
+    write_tensors(path, header, tensors)
+
+
+def read_checkpoint(path: Path, network: Network) -> Checkpoint:
+    """Read the checkpoint of a net.
+
+    Raises:
+        FileError: If the file is not a checkpoint, has an earlier format version, or belongs to another net.
+    """
+    location, hint = str(path), "Use another folder, or the net that wrote the checkpoint"
+    header, tensors = read_tensors(path, EXPECTED, FORMAT, VERSION)
+    if header["version"] < VERSION:  # version 1 hashed the module of a class, and classes have moved
+        expected = f"a checkpoint of format version {VERSION}"
+        actual = f"version {header['version']}, of an earlier version of the library"
+        raise FileError(location, expected=expected, actual=actual, hint="Use another folder")
+    saved = {name.removeprefix("net/"): value for name, value in tensors.items() if name.startswith("net/")}
+    try:
+        check_shapes_and_dtypes(saved, network.parameters)
+    except BNetError as error:
+        expected = f"a checkpoint of this net ({error.subject}: {error.expected})"
+        raise FileError(location, expected=expected, actual=error.actual, hint=hint) from error
+    if header.get("net") != digest_network(network):
+        actual = "a checkpoint of another declaration"
+        raise FileError(location, expected="a checkpoint of this net", actual=actual, hint=hint)
+    with wrap_read_errors(path, EXPECTED):
+        losses, held_out = tensors.pop("losses").tolist(), tensors.pop("held_out").tolist()
+        step, settings = check_int("step", header["step"], minimum=0), header["settings"]
+        check_type(settings, dict[str, Any], f"{location}: settings")
+        measured = tuple((int(at), float(loss)) for at, loss in held_out)
+        return Checkpoint(step, tensors, tuple(map(float, losses)), measured, settings)
+
+
+def digest_network(network: Network) -> str:
+    """Compute a hash of the declaration of a net from its fields; a repr may contain addresses of objects."""
+    try:
+        return compute_digest(network.declaration)
+    except BNetError as error:
+        expected = "a declaration that can be hashed, to identify its checkpoints"
+        raise BNetError("declaration", **error.parts | {"expected": expected}) from error
+
+
+def check_shapes_and_dtypes(tensors: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -> None:
+    """Raise an error unless `tensors` has the names, shapes and dtypes of `reference`."""
+    for name in sorted({*tensors, *reference}):
+        value, template = tensors.get(name), reference.get(name)
+        if value is None or template is None or (value.shape, value.dtype) != (template.shape, template.dtype):
+            if template is None:
+                raise BNetError(name, expected="no tensor of this name in this run")
+            expected = f"a tensor of {template.dtype} and shape {tuple(template.shape)}"
+            if value is None:
+                raise BNetError(name, expected=f"{expected}; the file does not contain it")
+            raise BNetError(name, expected=expected, actual=f"{value.dtype} of shape {tuple(value.shape)}")

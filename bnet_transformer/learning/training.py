@@ -39,8 +39,15 @@ from bnet_transformer.declare.network import restore_type
 from bnet_transformer.errors import BNetError, EvidenceError
 from bnet_transformer.inference.elimination import eliminate_choices, log_evidence
 from bnet_transformer.inference.factors import compute_factors, request_factors
-from bnet_transformer.learning.checkpoint import FILE_NAME, Checkpoint, Checkpoints, read_checkpoint
-from bnet_transformer.learning.loop import LoopConfig, Run, run_steps
+from bnet_transformer.learning.loop import (
+    FILE_NAME,
+    Checkpoint,
+    Checkpoints,
+    LoopConfig,
+    Run,
+    read_checkpoint,
+    run_steps,
+)
 from bnet_transformer.tpm import Dropout
 
 __all__ = ["AdamW", "EarlyStopping", "Execution", "Trained", "load_checkpoint", "single_process", "train"]

@@ -19,12 +19,17 @@ from bnet_transformer.declare import Network
 from bnet_transformer.declare.network import initialize_parameters
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
-from bnet_transformer.learning import checkpoint
-from bnet_transformer.learning.checkpoint import Checkpoint
 from bnet_transformer.learning.fit.curvature import EMExpansion
 from bnet_transformer.learning.fit.objective import LOG_EVIDENCE, LOG_POSTERIOR, FitObjective, FitProblem, Method
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.loop import LoopConfig, Run, run_steps
+from bnet_transformer.learning.loop import (
+    Checkpoint,
+    LoopConfig,
+    Run,
+    check_shapes_and_dtypes,
+    read_checkpoint,
+    run_steps,
+)
 from bnet_transformer.learning.training import create_schedule
 
 BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # decay rates of the moments; EPS keeps divisions and logs finite
@@ -296,9 +301,9 @@ class RestartOptimizer(Run):
         form = {name: value[:1].expand(len(ids), *value.shape[1:]) for name, value in self.sets.values.items()}
         parts = [saved.get_tensors(name) for name in ("all", "first", "second")]
         for part in parts:
-            checkpoint.check_shapes_and_dtypes(part, form)
+            check_shapes_and_dtypes(part, form)
         best = saved.get_tensors("best")
-        checkpoint.check_shapes_and_dtypes(best, {name: value[0] for name, value in form.items()})
+        check_shapes_and_dtypes(best, {name: value[0] for name, value in form.items()})
         values, first, second = ({k: v.to(device) for k, v in part.items()} for part in parts)
         self.sets = ParameterSets(values, first, second, ids)
         self.bounds = list(saved.losses)
@@ -518,7 +523,7 @@ def _continue_on_all(
         if loop.checkpoints is not None and loop.checkpoints.resume and ranks.is_main_process:
             path = loop.checkpoints.create_path()
             if path.exists():  # a checkpoint that started from another first phase does not belong to this fit
-                saved = checkpoint.read_checkpoint(path, network).settings
+                saved = read_checkpoint(path, network).settings
                 if saved.get("parameters") != settings["parameters"]:
                     path.unlink()
         ranks.barrier()

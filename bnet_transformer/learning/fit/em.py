@@ -21,7 +21,6 @@ from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.elimination import eliminate_choices, get_batch_size, get_full_shape
 from bnet_transformer.inference.factors import LOG_ZERO, Factor
-from bnet_transformer.learning.checkpoint import Checkpoint
 from bnet_transformer.learning.fit.adam import (
     TRAINING_SENTENCES,
     AdamSteps,
@@ -51,7 +50,7 @@ from bnet_transformer.learning.fit.diagnostics import describe_parameters
 from bnet_transformer.learning.fit.heads import find_selectors, head_dims
 from bnet_transformer.learning.fit.objective import FitProblem, Method, check_full_batch, to_float64
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.loop import defer_interrupt
+from bnet_transformer.learning.loop import Checkpoint, defer_interrupt
 
 # --------------------------------------------------------------------------------------------------------------------
 # The options of `map` and `em`.

@@ -18,13 +18,12 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_choice, check_int, check_options
 from bnet_transformer._core.distributed import DistributedContext
-from bnet_transformer._core.files import derive_seed, wrap_read_errors
+from bnet_transformer._core.files import derive_seed
 from bnet_transformer._core.stats import MAX_KHAT, effective_sample_size, estimate_log_mean, resample, smooth_weights
 from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
-from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit.adam import build_fit, init_restarts, replace_learned, to_network_devices
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import (
@@ -51,6 +50,7 @@ from bnet_transformer.learning.fit.heads import (
 )
 from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, Method, to_float64
 from bnet_transformer.learning.fit.result import Fit
+from bnet_transformer.learning.loop import Checkpoint
 from bnet_transformer.tpm import Codebook
 
 
@@ -445,22 +445,24 @@ def find_mode(problem: FitProblem, coordinates: Coordinates, restarts: int, seed
     """
     network, device, loop = problem.objective.network, problem.objective.device, problem.loop.in_subfolder("mode")
     with loop.lock(problem.ranks.is_main_process):
-        state, first, is_finished = checkpoint.resume_checkpoint(loop.checkpoints, network, problem.settings), 0, True
-        if state is None:
+        first, is_finished, state = 0, True, dict[str, Any]()
+
+        def restore(saved: Checkpoint) -> None:
+            state.update(first=saved.step, ends=saved.tensors["mode/ends"], z=saved.tensors["mode/z"].to(device))
+
+        if loop.resume(network, problem.settings, restore):
+            first, ends, z = state["first"], state["ends"], state["z"]
+        else:
             start = find_start(replace(problem, loop=loop.in_subfolder("search")), restarts, seed)
             is_finished, density = start.finished, start.bounds[-1] * start.sentences
             ends = torch.tensor([density, *start.restart_densities], dtype=torch.float64)
             z = coordinates.encode({k: start.network.parameters[k].detach().to(device) for k in start.learned})
-        else:
-            with wrap_read_errors(loop.checkpoints.create_path(), checkpoint.EXPECTED):  # type: ignore[union-attr]
-                first, ends, z = state.step, state.tensors["mode/ends"], state.tensors["mode/z"].to(device)
 
         def save(step: int, z: Tensor) -> None:
-            if loop.checkpoints is not None and is_finished:  # an interrupted search resumes from its own checkpoint
-                state = checkpoint.Checkpoint(step, {"mode/z": z, "mode/ends": ends}, (), (), problem.settings)
-                checkpoint.write_checkpoint(loop.checkpoints.create_path(), network, state)
+            if is_finished:  # an interrupted search resumes from its own checkpoint
+                loop.save(network, Checkpoint(step, {"mode/z": z, "mode/ends": ends}, (), (), problem.settings))
 
-        if state is None:
+        if not state:
             save(0, z)
         density, *densities = ends.tolist()
         notes = describe_restarts(densities, density) if is_finished else [INTERRUPTED_NOTE]

@@ -20,12 +20,11 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_int, check_options
 from bnet_transformer._core.distributed import DistributedContext
-from bnet_transformer._core.files import derive_seed, wrap_read_errors
+from bnet_transformer._core.files import derive_seed
 from bnet_transformer._core.tensors import seed_rngs
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
-from bnet_transformer.learning import checkpoint
 from bnet_transformer.learning.fit.adam import build_fit, to_network_devices
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import compute_rhat, describe_effective
@@ -40,7 +39,7 @@ from bnet_transformer.learning.fit.laplace import (
 )
 from bnet_transformer.learning.fit.objective import FitProblem, Method, to_parameters
 from bnet_transformer.learning.fit.result import Fit
-from bnet_transformer.learning.loop import defer_interrupt
+from bnet_transformer.learning.loop import Checkpoint, defer_interrupt
 
 MAX_INIT_TRIES = 100  # draws at the mode that are tried as a start with finite density
 INIT_JITTER = 0.1  # standard deviation of a start around a mode without a Hessian
@@ -106,9 +105,7 @@ class NUTSChain:
         self.samples: list[dict[str, Tensor]] = []
         self.statistics: list[tuple[float, ...]] = []
         self.step = self.num_evaluations = self.num_divergences = self.num_kernel_draws = 0
-        state = checkpoint.resume_checkpoint(self.loop.checkpoints, self.network, self.settings)
-        if state is not None:
-            self._restore(state)
+        if self.loop.resume(self.network, self.settings, self._restore):
             return
         seed_rngs(derive_seed(problem.seed, "chain", index), self.device)
         self.rng_state = _get_rng_state(self.device)
@@ -176,27 +173,22 @@ class NUTSChain:
 
     def _save(self) -> None:
         """Write the checkpoint of the chain. The current kernel must be new."""
-        if self.loop.checkpoints is None:
-            return
         tensors = {f"rng/{k}": state for k, state in enumerate(self.rng_state)}
         tensors |= {f"samples/{k}": torch.stack([draw[k] for draw in self.samples]) for k in (self.samples or [{}])[0]}
         tensors["chain/statistics"] = torch.tensor(self.statistics, dtype=torch.float64).reshape(-1, len(STATISTICS))
         tensors["chain/step_size"] = torch.tensor(float(self.kernel.step_size), dtype=torch.float64)
         tensors |= {"chain/w": self.w[SITE], "chain/inverse_mass": self.kernel.inverse_mass_matrix[SITE,]}
-        state = checkpoint.Checkpoint(self.step, tensors, (), (), self.settings)
-        checkpoint.write_checkpoint(self.loop.checkpoints.create_path(), self.network, state)
+        self.loop.save(self.network, Checkpoint(self.step, tensors, (), (), self.settings))
 
-    def _restore(self, state: checkpoint.Checkpoint) -> None:
+    def _restore(self, state: Checkpoint) -> None:
         """Load the state of a checkpoint."""
-        assert self.loop.checkpoints is not None
-        with wrap_read_errors(self.loop.checkpoints.create_path(), checkpoint.EXPECTED):
-            chain = {name: value.to(self.device) for name, value in state.get_tensors("chain").items()}
-            samples = {name: value.to(self.device) for name, value in state.get_tensors("samples").items()}
-            self.rng_state = [state.tensors[f"rng/{k}"] for k in range(1 + (self.device.type == "cuda"))]
-            self.statistics = [tuple(row) for row in chain["statistics"].tolist()]
-            self.samples = [{k: value[n] for k, value in samples.items()} for n in range(len(self.statistics))]
-            self.step, self.w = state.step, {SITE: chain["w"]}
-            self._replace_kernel(float(chain["step_size"]), chain["inverse_mass"])
+        chain = {name: value.to(self.device) for name, value in state.get_tensors("chain").items()}
+        samples = {name: value.to(self.device) for name, value in state.get_tensors("samples").items()}
+        self.rng_state = [state.tensors[f"rng/{k}"] for k in range(1 + (self.device.type == "cuda"))]
+        self.statistics = [tuple(row) for row in chain["statistics"].tolist()]
+        self.samples = [{k: value[n] for k, value in samples.items()} for n in range(len(self.statistics))]
+        self.step, self.w = state.step, {SITE: chain["w"]}
+        self._replace_kernel(float(chain["step_size"]), chain["inverse_mass"])
 
     def log_density(self) -> float:
         """Return the log density of the current state, in the coordinates."""
