@@ -288,21 +288,11 @@ def test_notes_of_a_fit_that_the_data_do_not_determine():
     assert any("numbers, 25" in note for note in first.notes)
 
 
-SCALED = [
-    pytest.param(bt.EM(steps=3), marks=pytest.mark.slow),
-    bt.MAP(optimizer="first-order", steps=2),
-    bt.SVI(steps=2),
-    pytest.param(bt.Laplace(draws=9, restarts=1), marks=pytest.mark.slow),
-]
-
-
-@pytest.mark.parametrize("method", SCALED, ids=lambda method: method.name)
-def test_notes_name_data_on_another_scale_than_the_prior(method):
+@pytest.mark.parametrize("method", [bt.MAP(optimizer="first-order", steps=2), bt.SVI(steps=2)], ids=["map", "svi"])
+def test_the_first_note_names_data_on_another_scale_than_the_prior(method):
     net = bt.bayesuvius(2, heads=1, observe=Normal(0.3)).to(D)
     x = draw(net, 30)[1][0]
-    scaled = [(x, x, ""), (100 * x, x, "x_0 has mean"), (x + 50, x, "x_0 has mean 50"), (x, 100 * x, "y has mean")]
-    scaled += [(x, 0 * x + 3, "y has mean 3 and standard deviation 0,")]
-    for words, y, expected in scaled if method is SCALED[0] else scaled[3:4]:
+    for words, y, expected in ((x, x, ""), (x + 50, x, "x_0 has mean 50"), (x, 0 * x + 3, "y has mean 3")):
         first = [*bt.fit(net, (words, y), method=method, spread=1.0, progress=False).notes, ""][0]
         assert expected in first and ("standardise" in first) == bool(expected)
 

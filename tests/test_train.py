@@ -306,24 +306,6 @@ def test_a_checkpoint_of_another_run_or_with_other_bytes_is_refused(run_path):
             bt.train(make_net(), SENTENCES, steps=8, batch=2, checkpoints=bt.Checkpoints(run_path, resume=True))
 
 
-def test_a_diverging_loss_stops_with_the_last_good_checkpoint(tmp_path):
-    net = bt.decoder(4, heads=2, slices=1, readout=Normal(1.0), dropout=0.0)
-    valid = [(torch.ones(2, 4), torch.ones(2, 4))]
-    diverging = [(torch.ones(2, 4), torch.full((2, 4), 1e30))]
-    options = {"batch": 1, "folder": tmp_path, "every": 1}
-    with pytest.raises(bt.BNetError, match=r"step 4.*Resume from step 2.*rate="):
-        flat_options.train(net, lambda step: valid if step < 3 else diverging, steps=9, **options)
-    resumed = flat_options.train(net, lambda step: valid, steps=5, resume=True, **options)
-    assert resumed.losses == bt.train(net, lambda step: valid, steps=5, batch=1).losses
-    with pytest.raises(bt.BNetError, match=r"at most 5.*no checkpoint"):
-        bt.train(
-            net,
-            lambda step: [(torch.ones(2, 4), torch.full((2, 4), 9.0))],
-            steps=9,
-            early_stopping=bt.EarlyStopping(bound=5.0),
-        )
-
-
 GROWING = {"batch": 20, "rate": 40.0, "warmup": 200, "every": 1, "bound": 3.0}  # the loss is above 3 after some steps
 
 
@@ -481,14 +463,6 @@ def test_bad_input_is_refused():
         with pytest.raises(bt.BNetError):
             flat_options.train(net, data, **{"steps": 1, **options})
             pytest.fail(name)
-
-
-def test_an_unknown_token_is_named_with_its_position(tmp_path):
-    stream = np.arange(40).astype(np.uint16) % 7
-    stream[33] = 9
-    np.save(tmp_path / "a.npy", stream)
-    with pytest.raises(bt.BNetError, match=r"a\.npy, token 33 \(window 6\): expected ids from 0 to 6; got 9"):
-        bt.train(make_net(), tmp_path / "a.npy", words=5, epochs=1)
 
 
 def test_a_share_of_a_small_batch_is_never_empty():

@@ -112,8 +112,7 @@ def exceedance_probability(count: int, tail: float) -> float:
 def ecdf_p_value(values: FloatArray) -> float:
     """Compute the probability that the ECDF of uniform values is at least as extreme as that of `values`."""
     tails = _tail_probabilities(len(values))
-    smallest = float(tails[np.arange(len(tails)), count_below(values)].min())
-    return exceedance_probability(len(values), smallest)
+    return exceedance_probability(len(values), float(tails[np.arange(len(tails)), count_below(values)].min()))
 
 
 @lru_cache(maxsize=64)
@@ -175,26 +174,26 @@ class Quantities:
 
     def evaluate(self, sets: Sets, corpus: Batch) -> dict[str, Tensor]:
         """Compute all quantities, `[set]` by name. Quantities that need an impossible sum are omitted."""
-        groups: dict[str, Callable[[], dict[str, Tensor]]] = {
-            "log_likelihood": lambda: {"log_likelihood": log_likelihoods(self.objective, corpus, sets).sum(1)}
-        }
-        for spec in self.readouts:
-            groups[f"{spec.group.name}_predicted"] = lambda spec=spec: self._predictions(sets, spec, corpus)  # type: ignore[misc]
         result: dict[str, Tensor] = {}
-        for name, compute in groups.items():
+        for spec in (None, *self.readouts):
+            name = "log_likelihood" if spec is None else f"{spec.group.name}_predicted"
             if name in self.omitted:
                 continue
             try:
-                result |= compute()
+                if spec is None:
+                    result[name] = log_likelihoods(self.objective, corpus, sets).sum(1)
+                else:
+                    result |= self._predictions(sets, spec, corpus)
             except (BudgetError, UnsupportedError) as error:
                 self.omitted[name] = str(error)
         result |= self._tables(sets) | self._weights(sets)
-        parts = [{k: v[i] for k, v in sets.items()} for i in range(_count(sets) if self.custom else 0)]
-        networks = [self.wrap(self.network.with_parameters(parameters)) for parameters in parts]
-        for name, function in self.custom.items():
-            expected = "a function of a net that returns a number"
-            values = [evaluate_number(f"quantity {name}", function, net, expected) for net in networks]
-            result[name] = torch.tensor(values)
+        if self.custom:
+            rows = zip(*sets.values(), strict=True)
+            networks = [self.wrap(self.network.with_parameters(dict(zip(sets, row, strict=True)))) for row in rows]
+            for name, function in self.custom.items():
+                expected = "a function of a net that returns a number"
+                values = [evaluate_number(f"quantity {name}", function, net, expected) for net in networks]
+                result[name] = torch.tensor(values)
         return {name: value.detach().double().cpu() for name, value in result.items()}
 
     def _predictions(self, sets: Sets, spec: NodeSpec, corpus: Batch) -> dict[str, Tensor]:
@@ -224,8 +223,10 @@ class Quantities:
             if owner in owners or not tables & set(sets):
                 continue
             owners.add(owner)
-            count = _count(sets)
-            theta = {name.removesuffix(".logits"): self._expand(name, sets, count).softmax(-1) for name in tables}
+            count = len(next(iter(sets.values())))
+            fixed = {name: self.network.parameters[name].detach() for name in tables}
+            values = {**{name: value.expand(count, *value.shape) for name, value in fixed.items()}, **sets}
+            theta = {name.removesuffix(".logits"): values[name].softmax(-1) for name in tables}
             usage = occupancy(spec, theta).sort(-1, descending=True).values
             if usage.shape[-1] > 1:
                 result |= _number(f"{owner}_sorted", usage[:, : min(MAX_SORTED, usage.shape[-1] - 1)])
@@ -255,18 +256,6 @@ class Quantities:
             if name not in used:
                 result[f"{name} norm"] = sets[name].flatten(1).norm(dim=1)
         return result
-
-    def _expand(self, name: str, sets: Sets, count: int) -> Tensor:
-        """Return the values of a parameter in all sets; a parameter that is not learned is the same in all."""
-        if name in sets:
-            return sets[name]
-        value = self.network.parameters[name].detach()
-        return value.expand(count, *value.shape)
-
-
-def _count(sets: Sets) -> int:
-    """Return the number of sets."""
-    return len(next(iter(sets.values())))
 
 
 def _number(name: str, table: Tensor) -> dict[str, Tensor]:
@@ -576,7 +565,10 @@ def calibrate(
     bar = LoopConfig(progress=progress).progress_bar(SINGLE_PROCESS, replications, 0, "replication")
     with defer_interrupt() as interrupts, fork_torch_rng(simulator.network.device), bar:
         while done < replications and not is_interrupted:
-            truth = _draw_truth(problem.objective, derive_seed(seed, "truth", done))
+            seed_rngs(derive_seed(seed, "truth", done), simulator.network.device)
+            learned = problem.objective.learned.names
+            draws = {name: get_prior(problem.objective, name).sample() for name in learned}
+            truth = to_parameters(simulator.network, draws)
             corpus = simulator.observe(simulator.network.with_parameters(truth), done)
             fit_seed = derive_seed(seed, "fit", done)
             try:
@@ -658,13 +650,6 @@ class Simulator:
                 observed = present[:, *[None] * len(group.plates)].expand(value.shape[: 2 + len(group.plates)])
             evidence[group.name] = Evidence(value, observed)
         return replace(batch, evidence=evidence)
-
-
-def _draw_truth(objective: FitObjective, seed: int) -> dict[str, Tensor]:
-    """Draw the learned parameters from their prior."""
-    seed_rngs(seed, objective.device)
-    draws = {name: get_prior(objective, name).sample() for name in objective.learned.names}
-    return to_parameters(objective.network, draws)
 
 
 def _rank(
