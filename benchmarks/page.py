@@ -23,7 +23,7 @@ SCRIPT = {"EvaluateScript", "EventDispatch", "FireAnimationFrame", "FunctionCall
 
 
 def written_pages() -> list[Figure]:
-    """The page of a sentence (`s.explore`), compared with BertViz's `head_view` and `model_view`, written to HTML, with
+    """The page of a sentence (`s.draw`), compared with BertViz's `head_view` and `model_view`, written to HTML, with
     the same attentions: 12 slices of 12 heads, every word attends to every word, an encoder of random weights whose
     rows are as peaked as those of trained nets. The attentions are computed before the clock starts; then our page is
     measured once more from the sentence, including attentions and first imports. Our page stores one byte per read, and
@@ -69,7 +69,7 @@ def page_in_chromium() -> list[Figure]:
         files = {words: Path(folder, f"{words}.html") for words in LENGTHS}
         rows = []
         for words, file in files.items():
-            _sentence(words).explore(file)
+            _sentence(words).draw(file)
             paints = [_first_paint(browser, file) for _ in range(limit_runs(7))]
             rows.append(figure(f"{words} words: first contentful paint", [paint for paint, _ in paints], "ms"))
             rows.append(figure(f"{words} words: memory of the script", [memory for _, memory in paints], "MB"))
@@ -120,7 +120,7 @@ def _write(method: str, words: int) -> tuple[float, float, float]:
         def write() -> None:
             start = time.perf_counter()
             if method in ("ours", "whole"):
-                s.explore(file)
+                s.draw(file)
             else:
                 file.write_text(view(tensors, list(s.words), html_action="return").data, encoding="utf-8")
             seconds.append(time.perf_counter() - start)

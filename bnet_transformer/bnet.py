@@ -31,7 +31,6 @@ from bnet_transformer.inference import Samples, SentenceState
 from bnet_transformer.sentence import Sentence
 
 if TYPE_CHECKING:
-    import graphviz
     import networkx as nx
     import pandas as pd
     from pgmpy.models import DiscreteBayesianNetwork
@@ -437,22 +436,6 @@ class BNet(StructureQueries):
         """
         return drawing.picture(self.network, **options)
 
-    def to_graphviz(self, **options: Any) -> graphviz.Source:
-        """The template graph as DOT source, to edit: structure, labels and colours, plates as clusters, no layout.
-
-        Args:
-            **options: The options of `picture`.
-
-        Returns:
-            A `graphviz.Source`. `.source` is the DOT text; `.render(...)` and `.pipe(...)` draw it with the program
-            `dot`. A notebook shows the drawing of `dot`, or the figure of `picture` if `dot` is not installed.
-
-        >>> import bnet_transformer as bt
-        >>> bt.bayesuvius(dim=4).to_graphviz().source.splitlines()[0]
-        'digraph bnet {'
-        """
-        return drawing.picture_net(self.network, **options).to_graphviz()
-
     def draw(self, path: PathLike, **options: Any) -> None:
         """Write the template graph to a file.
 
@@ -536,7 +519,7 @@ def from_pgmpy(model: DiscreteBayesianNetwork, *, roles: Roles = None, learnable
 def read_bif(path: PathLike, *, roles: Roles = None, learnable: bool = False) -> BNet:
     """A net of a discrete Bayesian network in a BIF file, such as those of the bnlearn repository.
 
-    Files that `s.draw("net.bif")` or `s.to_bif()` wrote restore the labels of the states.
+    Files that `s.draw("net.bif")` wrote restore the labels of the states.
 
     Args:
         path: The file.

@@ -66,7 +66,7 @@ from bnet_transformer.page.html import render_html
 if TYPE_CHECKING:
     from bnet_transformer.page.widget import Widget
 
-__all__ = ["build_mime_bundle", "check_options", "draw", "make_widget", "picture", "write_page"]
+__all__ = ["build_mime_bundle", "check_options", "draw", "make_widget", "picture"]
 
 PathLike = str | os.PathLike[str]
 GRAPH_SUFFIXES = (".gexf", ".graphml", ".json")
@@ -229,18 +229,6 @@ def draw_sentence(state: SentenceState, path: PathLike, **options: Any) -> None:
     write_file(path, writers, FOLDER_HINT)
 
 
-def write_page(state: SentenceState, path: PathLike, **options: Any) -> None:
-    """Write the interactive page of a sentence.
-
-    Args:
-        state: The sentence.
-        path: The HTML file to write.
-        **options: The options of `Sentence.explore`.
-    """
-    parsed = parse_page_options(options)
-    write_file(path, {".html": lambda: render_html(*describe_sentence(state, parsed))})
-
-
 def _fallback_svg(state: SentenceState) -> str:
     """Return the SVG for a notebook that cannot run widgets; for a long sentence, it shows the template graph."""
     is_long = max(map(len, state.tokens.values()), default=0) > MAX_WORDS
@@ -283,7 +271,7 @@ def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
 
     Args:
         sentence: The `Sentence`.
-        options: The options of `Sentence.explore`.
+        options: The options of `Sentence.widget`.
 
     Returns:
         The widget.

@@ -389,6 +389,7 @@ class ReferenceRun:
 
 
 BUDGET = 2**16
+RAISE_BUDGET = "raise the budget (s.limits(budget=...))"
 ATOL = 1e-6
 RTOL = {
     torch.float32: 2**-12,
@@ -416,8 +417,8 @@ def check_joint_states(model: GroundModel, choices: Sequence[int], budget: int) 
             "exact enumeration",
             expected=f"at most {format_count(budget)} joint states of {names}",
             actual=f"{format_count(count)} states",
-            hint="Observe or set some of these nodes, raise budget= if the method takes it, or, without evidence, "
-            "use sample(n), which is approximate",
+            hint=f"Observe or set some of these nodes, {RAISE_BUDGET}, or, without evidence, use sample(n), which is "
+            "approximate",
         )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from torch import Tensor
 from torch.distributions import Distribution
 
-from bnet_transformer import drawing, graph, inference, reference
+from bnet_transformer import drawing, graph, inference
 from bnet_transformer._core.checks import check_choice, check_int, check_mapping, check_seed
 from bnet_transformer._core.process import check_memory, translate_memory_errors, translate_memory_errors_of_methods
 from bnet_transformer._core.tokens import distinguish, get_raw
@@ -18,7 +18,7 @@ from bnet_transformer.attention import Inclusion, Reads, Tan, TanTree
 from bnet_transformer.attention.rollout import plan_reads
 from bnet_transformer.attention.tan import classify_slice, tan_tree
 from bnet_transformer.bridges.networkx import MAX_ARROWS, sentence_to_networkx
-from bnet_transformer.bridges.pgmpy import to_bif, to_pgmpy
+from bnet_transformer.bridges.pgmpy import to_pgmpy
 from bnet_transformer.data.encode import merge_assignments
 from bnet_transformer.declare import Network
 from bnet_transformer.drawing import PathLike
@@ -45,7 +45,6 @@ from bnet_transformer.residual_stream.contributions import compute_contributions
 from bnet_transformer.residual_stream.lens import compute_lens
 
 if TYPE_CHECKING:
-    import graphviz
     import networkx as nx
     from pgmpy.models import DiscreteBayesianNetwork
 
@@ -111,6 +110,25 @@ def _plan_figure(sentence: Sentence, path: PathLike, **options: Any) -> Plan[Non
     return _plan_arrows(sentence.state, "figure", has_attention=has_attention, run=run)
 
 
+@dataclass(frozen=True)
+class SentenceTokens:
+    """The tokens of a sentence, in a net with several stacks those of all stacks in their order.
+
+    Attributes:
+        raw: The words in the spelling of the vocabulary, such as `Ġcat` in a byte-level vocabulary.
+        spans: The range of characters of each token in its text; None for special tokens and for words without a text.
+        special: For each word, whether it is a special token of a pretrained model, such as `[CLS]`.
+        groups: The indices of the tokens of each full word. Full words are those into which the tokenizer first splits
+            the text, or the items of a list of words. A punctuation mark counts as a word, and so does a special token.
+            Without a tokenizer each token is a word.
+    """
+
+    raw: tuple[str, ...]
+    spans: tuple[tuple[int, int] | None, ...]
+    special: tuple[bool, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+
 class Net(Protocol):
     """What a sentence knows of its net, a `BNet`, whose module imports this one."""
 
@@ -152,19 +170,22 @@ class Sentence(StructureQueries):
     def words(self) -> tuple[str, ...]:
         """The words of the sentence; in a net with several stacks, the words of all stacks in their order.
 
-        Tokens of a pretrained model are decoded, without a leading space; `raw_tokens` are those of the vocabulary.
+        Tokens of a pretrained model are decoded, without a leading space; `tokens.raw` are those of the vocabulary.
         """
         return tuple(token for tokens in self.state.tokens.values() for token in tokens)
 
     @property
-    def raw_tokens(self) -> tuple[str, ...]:
-        """The words in the spelling of the vocabulary, such as `Ġcat` in a byte-level vocabulary.
+    def tokens(self) -> SentenceTokens:
+        """The tokens of a pretrained model: their spelling, their ranges in the text, special tokens and full words.
 
         >>> import bnet_transformer as bt
-        >>> bt.decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat"]).sentence("the cat").raw_tokens
-        ('the', 'cat')
+        >>> s = bt.decoder(dim=8, heads=2, slices=1, vocabulary=["the", "cat"]).sentence("the cat")
+        >>> s.tokens.raw, s.tokens.special
+        (('the', 'cat'), (False, False))
         """
-        return tuple(map(get_raw, self.words))
+        encoded = self.state.encoded
+        flags, raw = encoded.flag_special_tokens(self.state.network), tuple(map(get_raw, self.words))
+        return SentenceTokens(raw, encoded.get_spans(), flags, encoded.group_subwords())
 
     @cached_property
     def nodes(self) -> NodeNames:
@@ -176,25 +197,6 @@ class Sentence(StructureQueries):
         <19 nodes: c, x_0_0, x_0_1, …, x_1_1, x_1_2>
         """
         return NodeNames(self.ground)
-
-    @property
-    def special(self) -> tuple[bool, ...]:
-        """For each word, whether it is a special token of a pretrained model, such as `[CLS]`."""
-        return self.state.encoded.flag_special_tokens(self.state.network)
-
-    @property
-    def spans(self) -> tuple[tuple[int, int] | None, ...]:
-        """The range of characters of each token in its text; None for special tokens and for words without a text."""
-        return self.state.encoded.get_spans()
-
-    @property
-    def groups(self) -> tuple[tuple[int, ...], ...]:
-        """The indices of the tokens of each full word.
-
-        Full words are those into which the tokenizer first splits the text, or the items of a list of words. A
-        punctuation mark counts as a word, and so does a special token. Without a tokenizer each token is a word.
-        """
-        return self.state.encoded.group_subwords()
 
     # values, distributions and attention
 
@@ -275,8 +277,8 @@ class Sentence(StructureQueries):
                 which must have the same words, plates and latent choices.
             role: The role of the node with attention, such as `"x"`; required if the slice has several.
             words: `"tokens"` for a row and a column for each token, or `"words"` for one for each full word
-                (`groups`). Attention to a word is the sum over its tokens; attention of a word is the mean over its
-                tokens.
+                (`tokens.groups`). Attention to a word is the sum over its tokens; attention of a word is the mean over
+                its tokens.
 
         Returns:
             A tensor `[*states, *plates, word i, word j]`: one dimension for each latent choice, as for a value, and for
@@ -297,7 +299,11 @@ class Sentence(StructureQueries):
         slices = parse_attention_slices(self.state.network, "all", role)[1] if slice is None else [slice]
         specs, evaluator = [find_attention_spec(self.state.model, t, role) for t in slices], self.state.evaluator
         plan = evaluator.plan_attention_of_slices(specs) if slice is None else evaluator.plan_attention(specs[0])
-        return plan.then(lambda table: merge_words(table, self.groups)) if words == "words" else plan
+        return (
+            plan.then(lambda table: merge_words(table, self.state.encoded.group_subwords()))
+            if words == "words"
+            else plan
+        )
 
     # interventions and evidence
 
@@ -361,34 +367,43 @@ class Sentence(StructureQueries):
             self.net, self.state.with_evidence(merge_assignments("observe", check_mapping("observe", nodes), named))
         )
 
+    def limits(self, *, budget: int | None = None, atol: float | None = None) -> Sentence:
+        """A new sentence with other limits of its queries of probabilities.
+
+        Args:
+            budget: The maximum number of joint states, by default 65,536. Exact elimination computes the joint states
+                of the latent choices on which one node depends. Enumeration, where a node depends on the choices of
+                several words, computes those of all choices. None (default) keeps the budget.
+            atol: The absolute tolerance of evidence on a node that is a function of its parents, by default 1e-6.
+                Evidence matches if no entry differs by more than `atol + r m`, where m is the largest entry, computed
+                or observed, of that node in that state, and r is the rounding of the net's floating type (0 in float64,
+                2^-12 in float32). None (default) keeps the tolerance.
+
+        Returns:
+            The new sentence.
+
+        >>> import bnet_transformer as bt
+        >>> net = bt.bayesuvius(dim=4, heads=3, per="word", observe=bt.tpm.Categorical(3))
+        >>> net.sentence("the cat sat").limits(budget=10**6).posterior(["c_0_0", "c_0_1", "c_0_2"]).shape
+        torch.Size([3, 3, 3])
+        """
+        return Sentence(self.net, self.state.with_limits(budget, atol))
+
     # probability
 
     @planned
-    def posterior(
-        self,
-        name: str | Sequence[str],
-        evidence: Mapping[str, object] | None = None,
-        *,
-        budget: int = reference.BUDGET,
-        atol: float = reference.ATOL,
-    ) -> Plan[Tensor]:
+    def posterior(self, name: str | Sequence[str], evidence: Mapping[str, object] | None = None) -> Plan[Tensor]:
         """The posterior `P(node | evidence)` of a discrete node, or the joint posterior of several.
 
         Args:
             name: The name of a discrete node, or a list of names.
             evidence: Evidence in addition to that of the sentence, as for `observe`.
-            budget: The maximum number of joint states. Exact elimination computes the joint states of the latent
-                choices on which one node depends. Enumeration, where a node depends on the choices of several words,
-                computes those of all choices.
-            atol: The absolute tolerance of evidence on a node that is a function of its parents. Evidence matches if no
-                entry differs by more than `atol + r m`, where m is the largest entry, computed or observed, of that
-                node in that state, and r is the rounding of the net's floating type (0 in float64, 2^-12 in float32).
 
         Returns:
             A tensor `[*states]` of probabilities, with one dimension for each requested node in their order.
 
         Raises:
-            BudgetError: There are more joint states than `budget`.
+            BudgetError: There are more joint states than the budget (`limits`).
             EvidenceError: The evidence is impossible.
 
         >>> import bnet_transformer as bt
@@ -397,18 +412,12 @@ class Sentence(StructureQueries):
         >>> s.posterior("c", evidence={"y_2": "cat"}).shape, s.posterior(["c", "y_0"]).shape
         (torch.Size([2]), torch.Size([2, 3]))
         """
-        query, dtype = self.state.posterior_query(name, evidence, budget, atol), self.state.network.log_dtype
+        query, dtype = self.state.posterior_query(name, evidence), self.state.network.log_dtype
         return inference.plan_posterior(query, self.state.evaluator).then(lambda probs: probs.to(dtype))
 
     @planned
     def top(
-        self,
-        name: str,
-        count: int = 5,
-        evidence: Mapping[str, object] | None = None,
-        *,
-        budget: int = reference.BUDGET,
-        atol: float = reference.ATOL,
+        self, name: str, count: int = 5, evidence: Mapping[str, object] | None = None
     ) -> Plan[list[tuple[str, float]]]:
         """The most probable states of a discrete node, such as the next words, given the evidence.
 
@@ -416,15 +425,13 @@ class Sentence(StructureQueries):
             name: The name of a discrete node, such as a readout.
             count: The number of states; all states if the node has fewer.
             evidence: Evidence in addition to that of the sentence, as for `observe`.
-            budget: The maximum number of joint states (see `posterior`).
-            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
 
         Returns:
             Pairs of a label (`labels`) and its posterior probability, most probable first; of equal probabilities the
             first state is first.
 
         Raises:
-            BudgetError: There are more joint states than `budget`.
+            BudgetError: There are more joint states than the budget (`limits`).
             EvidenceError: The evidence is impossible.
 
         >>> import bnet_transformer as bt
@@ -434,7 +441,7 @@ class Sentence(StructureQueries):
         (2, True, True)
         """
         count = check_int("count", count)
-        query, dtype = self.state.posterior_query(name, evidence, budget, atol), self.state.network.log_dtype
+        query, dtype = self.state.posterior_query(name, evidence), self.state.network.log_dtype
 
         def find_best(probs: Tensor) -> list[tuple[str, float]]:
             if probs.dim() != 1:
@@ -447,14 +454,7 @@ class Sentence(StructureQueries):
         return inference.plan_posterior(query, self.state.evaluator).then(find_best)
 
     @planned
-    def posteriors(
-        self,
-        group: str,
-        evidence: Mapping[str, object] | None = None,
-        *,
-        budget: int = reference.BUDGET,
-        atol: float = reference.ATOL,
-    ) -> Plan[GroupPosterior]:
+    def posteriors(self, group: str, evidence: Mapping[str, object] | None = None) -> Plan[GroupPosterior]:
         """The posterior `P(node | evidence)` of each node of a discrete node group, such as the choices of all words.
 
         On a chain of choices along the words, this is the smoothing of a hidden Markov model. One elimination computes
@@ -463,14 +463,12 @@ class Sentence(StructureQueries):
         Args:
             group: The name of a discrete node group, such as `"c_0"`, or the pattern of all its nodes, `"c_0_*"`.
             evidence: Evidence in addition to that of the sentence, as for `observe`.
-            budget: The maximum number of joint states (see `posterior`).
-            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
 
         Returns:
             The posteriors: `probabilities` is a tensor `[*plates, word, state]`. `bt.plot` draws them over the words.
 
         Raises:
-            BudgetError: There are more joint states than `budget`.
+            BudgetError: There are more joint states than the budget (`limits`).
             EvidenceError: The evidence is impossible.
 
         >>> import bnet_transformer as bt
@@ -479,33 +477,23 @@ class Sentence(StructureQueries):
         >>> s.posteriors("c_0", {"y_2": 1}).probabilities.shape
         torch.Size([3, 3])
         """
-        query = self.state.with_evidence(evidence).query((), budget, atol)
+        query = self.state.with_evidence(evidence).query()
         return inference.plan_group_posterior(self.state, query, group)
 
     @planned
-    def sample(
-        self,
-        n: int = 1,
-        evidence: Mapping[str, object] | None = None,
-        *,
-        seed: int = 0,
-        budget: int = reference.BUDGET,
-        atol: float = reference.ATOL,
-    ) -> Plan[Samples]:
+    def sample(self, n: int = 1, evidence: Mapping[str, object] | None = None, *, seed: int = 0) -> Plan[Samples]:
         """Samples of every random node from the joint posterior, given the evidence.
 
         Args:
             n: The number of samples.
             evidence: Evidence in addition to that of the sentence, as for `observe`.
             seed: The seed of the random numbers.
-            budget: The maximum number of joint states.
-            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
 
         Returns:
             The samples; `samples.states[name]` is a tensor `[n]` of states, or `[n, *shape]` of values.
 
         Raises:
-            BudgetError: Evidence has to be taken into account over more joint states than `budget`.
+            BudgetError: Evidence has to be taken into account over more joint states than the budget.
             EvidenceError: The evidence is impossible.
 
         >>> import bnet_transformer as bt
@@ -515,7 +503,7 @@ class Sentence(StructureQueries):
         >>> samples.states["c"].shape, samples.states["y_0"].shape
         (torch.Size([5]), torch.Size([5]))
         """
-        query = self.state.with_evidence(evidence).query((), budget, atol)
+        query = self.state.with_evidence(evidence).query()
         count, start = check_int("n", n), check_seed(seed)
         check_memory("draws", 8 * count * len(self.ground), "a smaller n=")
 
@@ -527,32 +515,31 @@ class Sentence(StructureQueries):
 
     @planned
     def most_probable(
-        self,
-        evidence: Mapping[str, object] | None = None,
-        *,
-        count: int = 1,
-        budget: int = reference.BUDGET,
-        atol: float = reference.ATOL,
+        self, evidence: Mapping[str, object] | None = None, *, nodes: str | Sequence[str] | None = None, count: int = 1
     ) -> Plan[RankedStates]:
-        """The most probable explanation: the most probable joint states of all latent choices, given the evidence.
+        """The most probable joint states of latent choices, given the evidence.
 
-        On a chain of choices along the words, this is the path of the Viterbi algorithm. The explained nodes are the
-        discrete nodes that have children and are neither observed nor set, also those on which the evidence does not
-        depend. Discrete nodes without children are readouts: they are summed out, unless they are observed. To
-        explain readouts too, or only some choices, use `marginal_map`.
+        Without `nodes` it is the most probable explanation, on a chain of choices along the words the path of the
+        Viterbi algorithm. The explained nodes are the discrete nodes that have children and are neither observed nor
+        set, also those on which the evidence does not depend. Discrete nodes without children are readouts: they are
+        summed out, unless they are observed.
+
+        With `nodes` it is the marginal MAP: all other nodes are summed out before the maximum. In general these are
+        neither the states in the most probable explanation nor those of the separate posteriors. It can also be much
+        more expensive, because the sums, which come first, can connect all requested nodes.
 
         Args:
             evidence: Evidence in addition to that of the sentence, as for `observe`.
+            nodes: Discrete nodes: a name, a node group (`"c_0"`), a role (`"c"`) or a pattern (`"c_*_2"`), or a list of
+                these. Observed nodes keep their state. None (default) for the most probable explanation.
             count: The number of joint states, in the order of their probability.
-            budget: The maximum number of joint states of choices that occur together in the elimination.
-            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
 
         Returns:
             The joint states, at most `count`, with `log P(states, evidence)` in `log_probs` and
             `P(states | evidence)` in `shares`. `bt.plot` draws them over the words.
 
         Raises:
-            BudgetError: There are more joint states than `budget`.
+            BudgetError: More joint states of choices occur together in the elimination than the budget (`limits`).
             EvidenceError: The evidence is impossible.
 
         >>> import bnet_transformer as bt
@@ -561,73 +548,25 @@ class Sentence(StructureQueries):
         >>> best = s.most_probable({"y_2": 1}, count=5)
         >>> best.nodes, best.states.shape, best.log_probs.shape, best["c_0"].shape
         (('c_0_0', 'c_0_1', 'c_0_2'), torch.Size([5, 3]), torch.Size([5]), torch.Size([5, 3]))
-        """
-        nodes = inference.find_explained_nodes(self.state.model)
-        query = self.state.with_evidence(evidence).query(nodes, budget, atol)
-        return inference.plan_ranked_states(self.state, query, check_int("count", count), "most_probable")
-
-    @planned
-    def marginal_map(
-        self,
-        nodes: str | Sequence[str],
-        evidence: Mapping[str, object] | None = None,
-        *,
-        count: int = 1,
-        budget: int = reference.BUDGET,
-        atol: float = reference.ATOL,
-    ) -> Plan[RankedStates]:
-        """Marginal MAP: the most probable joint states of some discrete nodes; all other nodes are summed out before.
-
-        In general this is not the part of the most probable explanation (`most_probable`) that belongs to these nodes,
-        and the joint states are not those of the separate posteriors. It can also be much more expensive, because the
-        sums, which come first, can connect all requested nodes.
-
-        Args:
-            nodes: Discrete nodes: a name, a node group (`"c_0"`), a role (`"c"`) or a pattern (`"c_*_2"`), or a list of
-                these. Observed nodes keep their state.
-            evidence: Evidence in addition to that of the sentence, as for `observe`.
-            count: The number of joint states, in the order of their probability.
-            budget: The maximum number of joint states of choices that occur together in the elimination.
-            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
-
-        Returns:
-            The joint states, at most `count`, with `log P(states, evidence)` in `log_probs` and
-            `P(states | evidence)` in `shares`.
-
-        Raises:
-            BudgetError: There are more joint states than `budget`.
-            EvidenceError: The evidence is impossible.
-
-        >>> import bnet_transformer as bt
-        >>> net = bt.bayesuvius(dim=4, heads=3, per="word", observe=bt.tpm.Categorical(3))
-        >>> s = net.sentence("the cat sat")
-        >>> best = s.marginal_map(["c_0_0", "y_0"], {"y_2": 1}, count=9)
+        >>> best = s.most_probable({"y_2": 1}, nodes=["c_0_0", "y_0"], count=9)
         >>> best.states.shape, round(float(best.shares.sum()), 5)
         (torch.Size([9, 2]), 1.0)
         """
-        query = self.state.marginal_map_query(nodes, evidence, budget, atol)
-        return inference.plan_ranked_states(self.state, query, check_int("count", count), "marginal_map")
+        query, method = self.state.ranked_states_query(nodes, evidence), "marginal_map" if nodes else "most_probable"
+        return inference.plan_ranked_states(self.state, query, check_int("count", count), method)
 
     @planned
-    def log_prob(
-        self,
-        evidence: Mapping[str, object] | None = None,
-        *,
-        budget: int = reference.BUDGET,
-        atol: float = reference.ATOL,
-    ) -> Plan[Tensor]:
+    def log_prob(self, evidence: Mapping[str, object] | None = None) -> Plan[Tensor]:
         """The log evidence `log P(evidence)`: a log probability, or a log density if an observed node is continuous.
 
         Args:
             evidence: Evidence in addition to that of the sentence, as for `observe`.
-            budget: The maximum number of joint states.
-            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
 
         Returns:
             A tensor with a single number (natural logarithm).
 
         Raises:
-            BudgetError: There are more joint states than `budget`.
+            BudgetError: There are more joint states than the budget (`limits`).
             EvidenceError: The evidence is impossible.
 
         >>> import torch
@@ -637,17 +576,11 @@ class Sentence(StructureQueries):
         >>> both, one = s.log_prob({"y_0": "cat", "y_2": "cat"}), s.log_prob({"y_2": "cat"})
         >>> torch.testing.assert_close((both - one).exp(), s.posterior("y_0", {"y_2": "cat"})[1], check_dtype=False)
         """
-        return inference.plan_log_evidence(self.state.with_evidence(evidence).query((), budget, atol))
+        return inference.plan_log_evidence(self.state.with_evidence(evidence).query())
 
     @planned
     def counterfactual(
-        self,
-        name: str,
-        do: Mapping[str, object],
-        evidence: Mapping[str, object] | None = None,
-        *,
-        budget: int = reference.BUDGET,
-        atol: float = reference.ATOL,
+        self, name: str, do: Mapping[str, object], evidence: Mapping[str, object] | None = None
     ) -> Plan[Counterfactual]:
         """What a node would have been under other interventions, given the evidence.
 
@@ -658,15 +591,13 @@ class Sentence(StructureQueries):
             name: The name of the node.
             do: The interventions, as for the method `do`. A node may have evidence and be set to something else.
             evidence: Evidence in addition to that of the sentence, as for `observe`.
-            budget: The maximum number of joint states.
-            atol: The absolute tolerance of evidence on a node that is a function of its parents (see `posterior`).
 
         Returns:
             The distribution of the node: the probabilities of its states if it is discrete, or else its value in each
             branch (each joint state of the latent choices) with the probability of the branch.
 
         Raises:
-            BudgetError: There are more joint states than `budget`.
+            BudgetError: There are more joint states than the budget (`limits`).
             EvidenceError: The evidence is impossible, or a node cannot take its value.
 
         >>> import bnet_transformer as bt
@@ -678,7 +609,7 @@ class Sentence(StructureQueries):
         state = self.state.with_evidence(evidence)
         done = self.state.resolve_interventions(check_mapping("do", do))
         node = self.ground.id(name)
-        plan = plan_counterfactual(state.query([node], budget, atol), done)
+        plan = plan_counterfactual(state.query([node]), done)
         return plan.then(lambda result: replace(result, labels=state.labels(node)))
 
     # plans and attention over several slices
@@ -688,8 +619,8 @@ class Sentence(StructureQueries):
 
         Args:
             question: The name of the method: `"value"` (for `s[name]`), `"tpm"`, `"attention"`, `"posterior"`,
-                `"posteriors"`, `"top"`, `"most_probable"`, `"marginal_map"`, `"log_prob"`, `"sample"`,
-                `"counterfactual"`, `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or `"draw"`.
+                `"posteriors"`, `"top"`, `"most_probable"`, `"log_prob"`, `"sample"`, `"counterfactual"`,
+                `"reads"`, `"tan_tree"`, `"separated"`, `"graph"` or `"draw"`.
             *arguments: The arguments of that method.
             **options: The keyword arguments of that method.
 
@@ -719,7 +650,6 @@ class Sentence(StructureQueries):
         head: int | None = None,
         role: str | None = None,
         method: str = "rollout",
-        budget: int = reference.BUDGET,
         inclusion: Inclusion | None = None,
         special: bool = True,
     ) -> Plan[Reads]:
@@ -734,7 +664,6 @@ class Sentence(StructureQueries):
             head: The index of one head; by default the heads of a plate are averaged.
             role: The role of the node with attention, such as `"x"`; required if a slice has several.
             method: `"rollout"` for the product of the attention matrices, or `"flow"` for the maximum flow.
-            budget: The maximum number of joint states (see `posterior`).
             inclusion: The result of `bt.inclusion`, to average over the heads whose gates are on.
             special: Whether tables have rows and columns of special tokens, such as `[CLS]`. Without them, a column has
                 their total share; the other shares do not change, and `result.matrix` still contains all words.
@@ -752,7 +681,7 @@ class Sentence(StructureQueries):
         state = self.state
         stack, numbers = parse_attention_slices(state.network, slices, role)
         plan = plan_reads(
-            state.with_evidence(evidence).query((), budget),
+            state.with_evidence(evidence).query(),
             state.tokens[stack],
             numbers,
             role=role,
@@ -832,7 +761,6 @@ class Sentence(StructureQueries):
         *,
         head: int | None = None,
         role: str | None = None,
-        budget: int = reference.BUDGET,
     ) -> Plan[TanTree]:
         """The best tree of a slice's attention, with one parent for each word, and the attention on the tree.
 
@@ -841,7 +769,6 @@ class Sentence(StructureQueries):
             evidence: Evidence in addition to that of the sentence, as for `observe`.
             head: The index of one head; by default the heads of a plate are averaged.
             role: The role of the node with attention, such as `"x"`; required if the slice has several.
-            budget: The maximum number of joint states (see `posterior`).
 
         Returns:
             The tree: the parent of each word, and the fraction of the attention between different words that is on
@@ -853,7 +780,7 @@ class Sentence(StructureQueries):
         >>> len(tree.parents), 0 <= tree.mass <= 1
         (3, True)
         """
-        plan = get_planner(Sentence.reads)(self, slice, evidence, residual=0.0, head=head, role=role, budget=budget)
+        plan = get_planner(Sentence.reads)(self, slice, evidence, residual=0.0, head=head, role=role)
         return plan.then(lambda read: tan_tree(read.matrix, read.tokens, read.slices[0], read.head))
 
     def contributions(
@@ -908,27 +835,9 @@ class Sentence(StructureQueries):
     def _functional_groups(self) -> frozenset[int]:
         return self.state.network.functional_groups
 
-    def topological_order(self) -> list[str]:
-        """The names of all nodes, with parents before children, as a list (see `nodes`).
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> order = s.topological_order()
-        >>> order[0], order[-1], len(order)
-        ('c', 'x_1_2', 19)
-        """
-        return list(self.nodes)
-
     @planned
     def separated(
-        self,
-        x: Names,
-        y: Names,
-        given: Names = (),
-        *,
-        deterministic: bool = False,
-        verify: bool = False,
-        budget: int = reference.BUDGET,
+        self, x: Names, y: Names, given: Names = (), *, deterministic: bool = False, verify: bool = False
     ) -> Plan[Separation]:
         """Whether the graph d-separates x from y given other nodes.
 
@@ -942,7 +851,6 @@ class Sentence(StructureQueries):
             deterministic: Whether to add to `given` the nodes that it determines (D-separation).
             verify: Whether to compute also how strongly x and y depend on each other with the parameters of this net:
                 exactly over the states of the choices of a small net, and to first order in the words.
-            budget: The maximum number of joint states of `verify`.
 
         Returns:
             The result; `bool(result)` is true if x and y are separated.
@@ -953,13 +861,12 @@ class Sentence(StructureQueries):
         (False, True)
         """
         check_choice("verify", verify, (True, False))
-        check_int("budget", budget)
         result = super().separated(x, y, given, deterministic=deterministic)
         question, model = f"separation of {', '.join(result.x)} and {', '.join(result.y)}", self.state.model
         if not verify:
             return Plan(question, "graph", "separation is a property of the graph (Bayes ball)", lambda: result)
         x_ids, y_ids, given_ids = (list(map(self.ground.id, part)) for part in (result.x, result.y, result.given))
-        return plan_choice_dependence(question, model, x_ids, y_ids, given_ids, budget).then(
+        return plan_choice_dependence(question, model, x_ids, y_ids, given_ids, self.state.budget).then(
             lambda choices: replace(
                 result, over_choices=choices, over_roots=max_partial_correlation(model, x_ids, y_ids, given_ids)
             )
@@ -1053,22 +960,6 @@ class Sentence(StructureQueries):
         """
         return drawing.picture(self.state, **options)
 
-    def to_graphviz(self, **options: Any) -> graphviz.Source:
-        """The figure as DOT source, to edit: structure, labels and colours, boxes as clusters, without a layout.
-
-        Args:
-            **options: The options of `picture`.
-
-        Returns:
-            A `graphviz.Source`. `.source` is the DOT text; `.render(...)` and `.pipe(...)` draw it with the program
-            `dot`. A notebook shows the drawing of `dot`, or the figure of `picture` if `dot` is not installed.
-
-        >>> import bnet_transformer as bt
-        >>> bt.bayesuvius(dim=4).sentence("the cat").to_graphviz().source.splitlines()[0]
-        'digraph bnet {'
-        """
-        return drawing.picture_sentence(self.state, **options).to_graphviz()
-
     @explained_by(_plan_figure)
     def draw(self, path: PathLike, **options: Any) -> None:
         """Write the figure, the interactive page or the graph of the sentence to a file.
@@ -1077,8 +968,8 @@ class Sentence(StructureQueries):
             path: The file. Its suffix selects the format: svg, png, pdf, tex, dot, html, json, graphml, gexf or bif. A
                 path that ends in `/` is a folder, in which `nodes.parquet` and `arrows.parquet` are written; this
                 requires pyarrow (the extra `parquet`).
-            **options: The options of `picture`; for json, graphml, gexf and a folder the options of `graph`; for html
-                the options of `explore`; bif has no options.
+            **options: The options of `picture`; for json, graphml, gexf and a folder the options of `graph`; for html,
+                the interactive page, the options of `widget`; bif, the discrete nodes given the words, has no options.
 
         >>> import bnet_transformer as bt
         >>> import tempfile
@@ -1090,99 +981,41 @@ class Sentence(StructureQueries):
         """
         drawing.draw(self.state, path, **options)
 
-    def explore(
-        self,
-        path: PathLike,
-        *,
-        detail: str | None = None,
-        posterior: str | Sequence[str] | None = None,
-        inclusion: object = None,
-        contributions: Contributions | Sequence[Contributions] | None = None,
-        slices: int | Collection[int] | None = None,
-        heads: int | Collection[int] | None = None,
-        title: str | None = None,
-        theme: str = "auto",
-        special: bool = True,
-        **unknown: Any,
-    ) -> PathLike:
-        """Write the interactive page of the sentence: one HTML file that a browser opens from disk.
-
-        Args:
-            path: The file to write.
-            detail: What the page shows initially: `"words"` (hidden states only) or `"nodes"` (the nodes of every
-                slice). By default, as many nodes as are readable.
-            posterior: The name or names of discrete nodes whose posteriors the page shows, in addition to those of
-                the selectors.
-            inclusion: The result of `bt.inclusion`, or a table `[slice, head]` of the inclusion probability of each
-                head.
-            contributions: The result of `contributions` for a node of this sentence, or a list of such results. The
-                panel of the node shows the largest parts.
-            slices: The indices of the slices whose attention the page contains; None for all.
-            heads: The indices of the heads whose attention the page contains; None for all.
-            title: The title of the page; by default the words of the sentence.
-            theme: The colours: `"light"`, `"dark"` or `"auto"`.
-            special: Whether special tokens, such as `[CLS]`, are shown. Without them, a note states the share of the
-                attention that goes to them.
-            **unknown: No other options: the error for an option of `draw`, such as `caption`, lists those of a page.
-
-        Returns:
-            The path.
-
-        Raises:
-            UnknownNameError: There is no such option.
-
-        >>> import bnet_transformer as bt
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     page = bt.bayesuvius(dim=4).sentence("the cat").explore(f"{folder}/cat.html", theme="dark")
-        ...     page.endswith("cat.html")
-        True
-        """
-        options = {"posterior": posterior, "inclusion": inclusion, "slices": slices, "heads": heads}
-        options |= {"contributions": contributions, "special": special, **unknown}
-        drawing.write_page(self.state, path, detail=detail, title=title, theme=theme, **options)
-        return path
-
     def widget(self, **options: Any) -> Widget:
-        """The page of `explore` as a notebook widget: a click on a node sets it by `do`, and the net runs again.
+        """The interactive page as a notebook widget: a click on a node sets it by `do`, and the net runs again.
 
         Args:
-            **options: The options of `explore`.
+            **options: `detail` is what the page shows initially: `"words"` (hidden states only) or `"nodes"` (the nodes
+                of every slice); by default as many nodes as are readable. `posterior` has the names of discrete nodes
+                whose posteriors the page shows, in addition to those of the selectors. `inclusion` is the result of
+                `bt.inclusion`, or a table `[slice, head]` of inclusion probabilities. `contributions` is a result of
+                the method `contributions`, or a list of them, whose largest parts the panel of the node shows. `slices`
+                and `heads` are the indices of those whose attention the page contains. `title` is by default the words
+                of the sentence. `theme` is "light", "dark" or "auto". `special=False` omits special tokens; a note
+                states the share of the attention that goes to them.
 
         Returns:
             The widget. `sentence` is the sentence after all clicks; it, `selected`, `view` and `state` can be set.
+
+        Raises:
+            UnknownNameError: There is no such option.
         """
         return drawing.make_widget(self, options)
 
-    def to_pgmpy(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> DiscreteBayesianNetwork:
-        """The discrete nodes, given the words, as a network of pgmpy.
+    def to_pgmpy(self, *, limit: int = 10_000_000) -> DiscreteBayesianNetwork:
+        """The discrete nodes, given the words, as a network of pgmpy; `draw("net.bif")` writes it as a file.
 
         Args:
             limit: The maximum number of entries of all tables together.
-            runs: The maximum number of runs of the net, one for each joint state of the choices.
 
         Returns:
             The network, with a table for each discrete node.
 
         Raises:
-            BudgetError: The tables have more entries than `limit`, or more runs than `runs` are necessary.
+            BudgetError: The tables have more entries than `limit`, or require more runs of the net, one for each joint
+                state of the choices, than the budget (`limits`).
         """
-        return to_pgmpy(self.state.model, evidence=self.state.evidence, limit=limit, runs=runs)
-
-    def to_bif(self, *, limit: int = 10_000_000, runs: int = reference.BUDGET) -> str:
-        """The discrete nodes, given the words, as text in the BIF format.
-
-        Args:
-            limit: The maximum number of entries of all tables together.
-            runs: The maximum number of runs of the net, one for each joint state of the choices.
-
-        Returns:
-            The text of a BIF file.
-
-        Raises:
-            BudgetError: The tables have more entries than `limit`, or more runs than `runs` are necessary.
-        """
-        return to_bif(self.state.model, evidence=self.state.evidence, limit=limit, runs=runs)
+        return to_pgmpy(self.state.model, evidence=self.state.evidence, limit=limit, runs=self.state.budget)
 
     def __repr__(self) -> str:
         text = " | ".join(" ".join(tokens) for tokens in self.state.tokens.values())

@@ -495,6 +495,18 @@ QUESTIONS: Mapping[str, tuple[str, ...]] = {
     ),
     "plots": ("plot(x)",),
 }
+RENAMED = {  # the expressions of today for stored labels
+    "x.s.log_prob(x.evidence, budget=1)": "x.s.limits(budget=1).log_prob(x.evidence)",
+    "get_fields(x.s.marginal_map(x.discrete[:2], x.evidence, count=4), 'nodes states log_probs shares')": (
+        "get_fields(x.s.most_probable(x.evidence, nodes=x.discrete[:2], count=4), 'nodes states log_probs shares')"
+    ),
+    "x.observed.explain('marginal_map', [x.last]).algorithm": (
+        "x.observed.explain('most_probable', nodes=[x.last]).algorithm"
+    ),
+    "[float(number) for number in re.findall(r'-?[0-9]+[.][0-9e-]+', x.observed.to_bif())]": (
+        "[float(number) for number in re.findall(r'-?[0-9]+[.][0-9e-]+', draw(x.observed, 'bif').decode())]"
+    ),
+}
 SINGLE = ("value", "tpm", "posterior", "top")
 QUERIES = ("attention", "most_probable", "log_prob", "sample", "reads")
 SAMPLED = ("chapter, two slices", "one word", "sprinkler", "sites", "hidden Markov")  # the others take long
@@ -519,7 +531,7 @@ def answer_question(question: str, subject: Any) -> Record:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for expression in QUESTIONS[question]:
-            record |= flatten(attempt(partial(eval, expression, names)), expression)
+            record |= flatten(attempt(partial(eval, RENAMED.get(expression, expression), names)), expression)
     return record
 
 

@@ -165,7 +165,7 @@ def test_a_full_disk_is_one_error_and_leaves_the_old_file(tmp_path):
 
     net = bt.bayesuvius(16, heads=2, vocabulary=WORDS, observe=Categorical(2))
     s, fit, run = net.sentence("the cat sat"), run_fit(), tmp_path / "run"
-    writers = {"a.safetensors": net.save, "a.fit": fit.save, "a.html": s.explore}
+    writers = {"a.safetensors": net.save, "a.fit": fit.save, "a.html": s.draw}
     writers |= {f"a.{suffix}": s.draw for suffix in ("svg", "pdf", "json")}
     writers["b.svg"] = lambda path: bt.plot(fit).figure.savefig(path)
 

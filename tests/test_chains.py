@@ -190,7 +190,7 @@ def test_a_chain_inside_each_state_of_the_sentence_and_of_the_corpus():
     close(s.posterior("s", {"e_0_0": 1, "e_0_1": 2}), states.softmax(0))
     assert s.explain("posterior", "s", evidence={"e_0_0": 1, "e_0_1": 2}).algorithm == "elimination"
     # The sum has 2 states of s, and 6 states of the chains at each of two words.
-    algorithms = [s.explain("log_prob", evidence={"e_0_1": 2}, budget=budget).algorithm for budget in (71, 72)]
+    algorithms = [s.limits(budget=budget).explain("log_prob", {"e_0_1": 2}).algorithm for budget in (71, 72)]
     assert algorithms == ["variable elimination", "elimination"]
 
 
@@ -413,7 +413,7 @@ def test_a_chain_past_the_budget_names_its_choices():
     evidence = {f"y_{i}": [0.3] for i in range(300)}
     assert float(s.log_prob(evidence)) < 0
     with pytest.raises(bt.BudgetError, match="c_0"):
-        s.log_prob(evidence, budget=15)
+        s.limits(budget=15).log_prob(evidence)
 
 
 @pytest.mark.parametrize("name", ["hidden Markov", "backward chain"])
@@ -422,7 +422,7 @@ def test_predicted_means_average_over_the_chain(name):
     x = torch.stack([s[f"x_0_{i}"] for i in range(3)])[None]
     y = torch.zeros(1, 3, s["x_1_0"].shape[-1], dtype=D)
     f = bt.fit(s.net, (x, y), method=bt.MAP(steps=1, rate=1e-12), progress=False)
-    selector = "z_0" if "z_0_0" in s.topological_order() else "c_0"
+    selector = "z_0" if "z_0_0" in s.nodes else "c_0"
     for i in range(3):
         means = torch.stack([s.do({f"{selector}_{i}": k})[f"x_1_{i}"] for k in range(2)])
         close(f.predict(x)[0, i], s.posterior(f"{selector}_{i}") @ means)

@@ -238,7 +238,7 @@ def test_explore_and_draw_take_evidence_do_and_every_source(tmp_path, monkeypatc
             ]
         for k, text in enumerate(texts):
             expected = tmp_path / f"wanted.{suffix}"
-            getattr(net.sentence(text).do(c=1).observe(y_1="cat"), command)(expected)
+            net.sentence(text).do(c=1).observe(y_1="cat").draw(expected)
             assert all((tmp_path / f"{name}{k}.{suffix}").read_bytes() == expected.read_bytes() for name in sources)
 
 

@@ -27,6 +27,7 @@ from bnet_transformer.figures.svg import to_svg
 from bnet_transformer.figures.tikz import to_tikz
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference.query import find_attention_spec
+from bnet_transformer.page.description import PageOptions
 from bnet_transformer.reference import compute_read_mask
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, get_case
@@ -559,9 +560,9 @@ def test_an_unknown_option_lists_all_options_if_none_is_similar(tmp_path):
     with pytest.raises(BNetError, match="near matches are legend"):
         s.draw(tmp_path / "cat.svg", legends=False)
     with pytest.raises(BNetError) as error:
-        s.explore(tmp_path / "cat.html", caption=False)
+        s.draw(tmp_path / "cat.html", caption=False)
     listed = str(error.value).partition("allowed: ")[2].split(", ")
-    assert set(listed) == inspect.signature(s.explore).parameters.keys() - {"path", "unknown"}
+    assert set(listed) == set(inspect.signature(PageOptions).parameters)
 
 
 @pytest.mark.slow
@@ -679,12 +680,12 @@ def test_a_large_png_and_a_large_pdf_keep_to_their_sizes():
 
 def test_dot_has_labels_colours_and_plates_as_clusters():
     net = bt.bayesuvius(dim=4)
-    graph = parse_dot(net.to_graphviz(theme="dark").source)
+    graph = parse_dot(bt.picture(net, theme="dark").to_graphviz().source)
     assert same_graph(graph, net.graph())
     assert graph.nodes["x_0"]["clusters"] == ("word",) and graph.nodes["W_q_0"]["clusters"] == ()
     assert PALETTES["dark"]["q"] in graph.edges["q_0", "x_1", 0]["color"]
     s = bt.bayesuvius(dim=4).sentence("the cat")
-    boxed_graph = parse_dot(s.to_graphviz(weights=False, boxes="words").source)
+    boxed_graph = parse_dot(s.picture(weights=False, boxes="words").to_graphviz().source)
     assert boxed_graph.nodes["q_0_1"]["clusters"] == ("word_1",)
     assert boxed_graph.nodes["x_0_1"]["label"] == "<<I>x</I><SUB>1</SUB><SUP>0</SUP> “cat”>"
     assert "pos" not in boxed_graph.nodes["x_0_1"]

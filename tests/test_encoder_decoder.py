@@ -267,9 +267,9 @@ def test_the_words_of_a_decoder_are_outputs_shifted_right(folder, tmp_path):
     net, tokenizer = from_pretrained(folder), T.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
     s = net.sentence({"enc": "the cat", "dec": ["die", "Katze"]})
     assert s.words == ("<s>", "the", "cat", "</s>", "</s>", "<s>", "die", "Katze")
-    assert s.special == (True, False, False, True, True, True, False, False)
-    assert s.spans == (None, (0, 3), (4, 7), None, None, None, (0, 3), (4, 9))
-    assert s.groups == tuple((k,) for k in range(8))
+    assert s.tokens.special == (True, False, False, True, True, True, False, False)
+    assert s.tokens.spans == (None, (0, 3), (4, 7), None, None, None, (0, 3), (4, 9))
+    assert s.tokens.groups == tuple((k,) for k in range(8))
     label_ids = torch.tensor([tokenizer("die Katze")["input_ids"]])
     assert s.state.encoded.given["dec_token"].equal(shift_tokens_right(label_ids, 0, 1)[0])
     assert net.sentence({"enc": [2, 4, 5, 1], "dec": "die Katze"})["dec_x_3_2"].equal(s["dec_x_3_2"])
@@ -298,7 +298,7 @@ def test_text_of_separate_vocabularies_has_one_tokenizer(folder, tmp_path):
         for loaded in (net, bt.load(tmp_path / "net.safetensors")):
             s = loaded.sentence({"enc": "the cat", "dec": [1, 7, 2]})
             assert s.words == ("<s>", "the", "cat", "</s>", "1", "7", "2")
-            assert s.special == (True, False, False, True, False, False, False)
+            assert s.tokens.special == (True, False, False, True, False, False, False)
             with pytest.raises(bt.BNetError, match=r"sentence of stack 'dec': .* because the tokenizer is only"):
                 loaded.sentence({"enc": "the cat", "dec": "die Katze"})
             result = loaded.generate("the cat", length=3)

@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, given, settings, strategies as st
 
 import bnet_transformer as bt
 from bnet_transformer.bridges.networkx import to_json
-from bnet_transformer.bridges.pgmpy import parse_state_name
+from bnet_transformer.bridges.pgmpy import parse_state_name, to_bif
 from bnet_transformer.cli import main
 from bnet_transformer.cli.io import CommandResult
 from bnet_transformer.figures.fonts import escape_invisible, format_token
@@ -111,7 +111,7 @@ def test_json_and_graphml(words: list[str]) -> None:
 def test_bif(words: list[str]) -> None:
     from pgmpy.readwrite import BIFReader
 
-    text = make_sentence(words).net.sentence(words[:1]).to_bif()  # pgmpy takes seconds for a few tables
+    text = to_bif(make_sentence(words).net.sentence(words[:1]).state.model)  # pgmpy takes seconds for a few tables
     assert text.isascii()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -156,15 +156,15 @@ def test_above_the_budget_the_error_has_the_count_and_a_method(name, node, count
     case = get_case(name)
     for budget in (1, 7):
         with pytest.raises(bt.BudgetError, match=r"expected at most . joint states .*got \d+\. .*sample"):
-            case.sentence.posterior(node, case.evidence, budget=budget)
-    assert case.sentence.posterior(node, case.evidence, budget=count).sum() == pytest.approx(1)
+            case.sentence.limits(budget=budget).posterior(node, case.evidence)
+    assert case.sentence.limits(budget=count).posterior(node, case.evidence).sum() == pytest.approx(1)
 
 
 def test_many_words_are_fast(forbid_reference):
     """There are 3^12 joint states, but each word depends on only three."""
     s = bt.bayesuvius(4, heads=3, per="word", observe=Categorical(3)).sentence(" ".join("abcdefghijkl"))
     with forbid_reference():
-        assert s.posterior("c_0_3", {f"y_{i}": i % 3 for i in range(12)}, budget=9).shape == (3,)
+        assert s.limits(budget=9).posterior("c_0_3", {f"y_{i}": i % 3 for i in range(12)}).shape == (3,)
 
 
 def test_evidence_on_what_is_given_is_checked():

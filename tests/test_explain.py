@@ -116,7 +116,7 @@ def check_plan(make, steps, question, *arguments, **options):
 def test_every_question_runs_the_plan_that_explain_names(case, steps, tmp_path):
     make = lambda: case.net.sentence(case.text)  # noqa: E731
     s, evidence = make(), dict(case.evidence)
-    order, model = s.topological_order(), s.state.model
+    order, model = list(s.nodes), s.state.model
     discrete = [name for name in order if model.spec(s.ground.id(name)).tpm.kind == "discrete"]
     for name in order[:: max(1, len(order) // 3)]:
         check_plan(make, steps, "value", name)
@@ -128,8 +128,8 @@ def test_every_question_runs_the_plan_that_explain_names(case, steps, tmp_path):
         check_plan(make, steps, "top", name, 2, evidence)
         check_plan(make, steps, "counterfactual", name, {discrete[0]: 0}, evidence)
         check_plan(make, steps, "posteriors", s.ground.group_of(s.ground.id(name)).name, evidence)
-        check_plan(make, steps, "marginal_map", [name], evidence)
-        check_plan(make, steps, "marginal_map", [name, discrete[0]], evidence, count=2)
+        check_plan(make, steps, "most_probable", evidence, nodes=[name])
+        check_plan(make, steps, "most_probable", evidence, nodes=[name, discrete[0]], count=2)
     check_plan(make, steps, "most_probable", evidence)
     check_plan(make, steps, "log_prob", evidence)
     check_plan(make, steps, "sample", 3)
@@ -147,7 +147,7 @@ def test_every_question_runs_the_plan_that_explain_names(case, steps, tmp_path):
 def test_interacting_words(steps):
     net = make_meeting_words().net
     make = lambda: net.sentence("the cat")  # noqa: E731
-    for name in make().topological_order():
+    for name in make().nodes:
         for question in ("value", "tpm", "posterior"):
             check_plan(make, steps, question, name)
     for t in range(2):

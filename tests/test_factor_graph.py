@@ -167,7 +167,7 @@ def check_ranked(result, logs: torch.Tensor, count: int) -> None:
 def test_every_algorithm_equals_brute_force(seed):
     pick = random.Random(seed)
     s = draw_sentence(pick)
-    query = s.state.query(budget=2**20).without_input_evidence()
+    query = s.limits(budget=2**20).state.query().without_input_evidence()
     brute = BruteForce(query)
     nodes = tuple(pick.sample(brute.choices, min(len(brute.choices), pick.randint(0, 2))))
     expected, query = brute.sum_out(nodes), replace(query, nodes=nodes)
@@ -361,16 +361,17 @@ def test_choices_of_the_last_slice_are_summed_word_by_word():
 def test_over_budget_the_costliest_scope_is_named():
     s = hidden_chain(30)
     nodes = [s.ground.id(name) for name in ("c_0_3", "c_0_12", "c_0_20")]
-    with pytest.raises(bt.BudgetError, match=r"at most 20 joint states of c_0_\d+, .*got 64\. Raise budget="):
-        plan_marginal_map(s.state.query(nodes, budget=20), 1).run()
-    assert build_factor_graph(s.state.query(nodes, budget=64)).find_excess() is None
+    with pytest.raises(bt.BudgetError, match=r"at most 20 joint states of c_0_\d+, .*got 64\. Raise the budget"):
+        plan_marginal_map(s.limits(budget=20).state.query(nodes), 1).run()
+    assert build_factor_graph(s.limits(budget=64).state.query(nodes)).find_excess() is None
     reach = bt.Reach("window", 1)
     windowed = bt.bayesuvius(4, heads=3, slices=2, per="word", mask=reach, observe=Categorical(2)).sentence(
         "a b c " * 8
     )
-    for call in (windowed.log_prob, lambda e, **o: windowed.sample(2, e, **o)):
+    windowed = windowed.limits(budget=80)
+    for call in (windowed.log_prob, lambda e: windowed.sample(2, e)):
         with pytest.raises(bt.BudgetError, match=r"at most 80 joint states of c_0_\d+, .* factor of y_\d+; got 81"):
-            call({f"y_{i}": 0 for i in range(24)}, budget=80)
+            call({f"y_{i}": 0 for i in range(24)})
 
 
 def test_chains_with_too_many_joint_states_are_eliminated_one_by_one():
@@ -380,9 +381,9 @@ def test_chains_with_too_many_joint_states_are_eliminated_one_by_one():
     s = build_net(nodes, [bt.Node("y", Categorical(2), roles, WORD)]).sentence(torch.zeros(6, 2, dtype=D))
     evidence = {f"y_{i}": i % 2 for i in range(6)}
     assert s.explain("log_prob", evidence).algorithm == "elimination"
-    plan = s.explain("log_prob", evidence, budget=16)
+    plan = s.limits(budget=16).explain("log_prob", evidence)
     assert (plan.algorithm, plan.states) == ("variable elimination", 16)
-    close(s.log_prob(evidence, budget=16), s.log_prob(evidence))
+    close(s.limits(budget=16).log_prob(evidence), s.log_prob(evidence))
 
 
 def test_a_value_of_no_state_is_impossible():

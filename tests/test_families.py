@@ -77,7 +77,7 @@ def make_case(name):
 
 def find_outcome(s):
     """Return the last readout of a sentence: of a word, or of all words."""
-    return [name for name in s.topological_order() if name.rpartition("y")[2].strip("_0123456789") == ""][-1]
+    return [name for name in s.nodes if name.rpartition("y")[2].strip("_0123456789") == ""][-1]
 
 
 def find_states(s):
@@ -168,7 +168,7 @@ def test_its_values_are_the_references(name):
     net, s, _ = make_case(name)
     middle = f"{find_states(s)}_1_1"
     done = s.do({middle: torch.linspace(-1, 1, len(s[middle]), dtype=D)})
-    for node in {name.rstrip("0123456789_"): name for name in done.topological_order()}.values():
+    for node in {name.rstrip("0123456789_"): name for name in done.nodes}.values():
         spec = net.network.specs[done.ground.group_of(done.ground.id(node)).index]
         if spec.tpm.kind == "deterministic":
             (expected,) = reference.values(done.state.model, done.ground.id(node), {})[None]
@@ -206,8 +206,8 @@ def test_inclusion(name):
 @SIX
 def test_it_has_a_page(name, tmp_path):
     _, s, _ = make_case(name)
-    path = s.explore(tmp_path / "s.html")
-    text = path.read_text(encoding="utf-8")
+    s.draw(tmp_path / "s.html")
+    text = (tmp_path / "s.html").read_text(encoding="utf-8")
     assert text.rstrip().endswith("</html>") and 20_000 < len(text) < 3_000_000
 
 
@@ -218,7 +218,8 @@ def test_a_net_of_halves_is_shown_as_others(name, tmp_path):
     net = from_pretrained(init_model(kind, options, torch.float32), dtype=torch.bfloat16)
     s, other = (net.sentence(x.bfloat16() if isinstance(x, torch.Tensor) else x) for x in sentences)
     role = None if find_states(s) == "x" else "dec_a"
-    assert s.explore(tmp_path / "s.html").stat().st_size > 20_000
+    s.draw(tmp_path / "s.html")
+    assert (tmp_path / "s.html").stat().st_size > 20_000
     reads = s.reads(role=role)
     assert reads.matrix.isfinite().all() and len(bt.plot(s, slice=0, role=role).axes) > 1
     assert bt.plot(reads).axes and bt.plot(reads, show="entropy").axes

@@ -219,7 +219,7 @@ def test_fonts_are_names_in_svg_and_must_exist_in_images(tmp_path):
     text = to_svg(s.picture(font="Times New Roman"))
     assert (
         text.count("'Times New Roman', ") > 4
-        and 'fontname="Times New Roman"' in s.to_graphviz(font="Times New Roman").source
+        and 'fontname="Times New Roman"' in s.picture(font="Times New Roman").to_graphviz().source
     )
     assert "IfFontExistsTF{Times New Roman}" in to_tikz(s.picture(font="Times New Roman"))
     assert 'font-family="serif, ' in to_svg(s.picture(font="serif"))

@@ -273,15 +273,15 @@ def test_the_tokenizer_is_that_of_the_file(tmp_path):
     net = load_tokenizer(tmp_path)
     s = net.sentence("ahe cat<|im|>the 11")
     assert s.words == ("a", "h", "e", "c", "a", "t", "<|im|>", "the ", "1", "1")
-    assert s.raw_tokens == ("a", "h", "e", "Ġc", "a", "t", "<|im|>", "the ", "1", "1")
-    assert [k for k, is_special in enumerate(s.special) if is_special] == [6]
+    assert s.tokens.raw == ("a", "h", "e", "Ġc", "a", "t", "<|im|>", "the ", "1", "1")
+    assert [k for k, is_special in enumerate(s.tokens.special) if is_special] == [6]
     assert s.words[3] == s.labels("y_0")[10]
     assert torch.equal(s.posterior("y_1", {"y_0": " c"}), s.posterior("y_1", {"y_0": 10}))
     with pytest.raises(bt.EvidenceError, match="labels"):
         s.observe(y_0=" x")
     net = load_tokenizer(tmp_path, add_bos_token=True, add_eos_token=True, eos_token_id=11)
     s = net.sentence("he")
-    assert s.words == ("<s>", "h", "e", "<|im|>") and s.special == (True, False, False, True)
+    assert s.words == ("<s>", "h", "e", "<|im|>") and s.tokens.special == (True, False, False, True)
 
 
 LETTERS = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # text as letters of bytes
@@ -352,7 +352,7 @@ def test_characters_that_shape_others_are_retained(text):
 def test_control_characters_of_tokens_reach_no_file_of_a_graph(tmp_path):
     units = [{"a": "ġ", "1": "ě"}.get(unit, unit) for unit in UNITS]  # the letters of the bytes 7f and 1b
     s = load_tokenizer(tmp_path, tokens=units).sentence("t\x7f\x1bc")
-    assert s.words == ("t", "‹7f›", "‹1b›", "c") and s.raw_tokens == ("t", "ġ", "ě", "c")
+    assert s.words == ("t", "‹7f›", "‹1b›", "c") and s.tokens.raw == ("t", "ġ", "ě", "c")
     for name in ("\x1b", "‹1b›", "ě"):
         assert s.log_prob({"y_0": name}).equal(s.log_prob({"y_0": units.index("ě")}))
     for suffix in ("graphml", "gexf"):

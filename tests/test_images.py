@@ -59,7 +59,7 @@ def test_states_attention_and_readout_are_transformers(name, options, attention,
     s = net.sentence(pixels[1])
     torch.testing.assert_close(s["x_1_2"], peer.hidden_states[1][1, 2].detach(), **tolerances)
     assert s.words == net.network.get_spec("patch").tpm.image.tokens
-    assert s.special == (True, *[False] * (len(s.words) - 1))
+    assert s.tokens.special == (True, *[False] * (len(s.words) - 1))
 
 
 def test_gradients_are_transformers():

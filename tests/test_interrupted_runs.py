@@ -207,7 +207,7 @@ def test_a_run_of_a_net_that_holds_a_plain_object_resumes(tmp_path):
 def test_a_killed_writer_leaves_the_old_file(tmp_path):
     net = bt.bayesuvius(6, heads=2, vocabulary=WORDS, observe=Categorical(2))
     s = net.sentence(TEXTS[0])
-    writers = {"a.safetensors": net.save, "a.svg": s.draw, "a.html": s.explore, "a.json": s.draw}
+    writers = {"a.safetensors": net.save, "a.svg": s.draw, "a.html": s.draw, "a.json": s.draw}
 
     def write_killed(write, path):
         os.fsync = kill_at_call(os.fsync, 1, signal.SIGKILL)

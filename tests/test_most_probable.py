@@ -13,7 +13,6 @@ from hypothesis.extra.numpy import arrays
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.inference import find_explained_nodes
 from bnet_transformer.inference.most_probable import find_maximisation_graph
 from bnet_transformer.reference import ReferenceRun
 from bnet_transformer.tpm import Categorical
@@ -64,7 +63,7 @@ def check_ranked_states(result, s, count):
 @given(st.sampled_from(SMALL_CASES), st.integers(1, 70), st.booleans(), st.data())
 def test_the_most_probable_states_are_those_of_all_joint_states(case, count, has_evidence, data):
     s = case.sentence.observe(case.evidence) if has_evidence else case.sentence
-    nodes = [s.ground.name(node) for node in find_explained_nodes(s.state.model)]
+    nodes = list(map(s.ground.name, s.state.ranked_states_query(None, None).nodes))
     change = data.draw(st.sampled_from(["none", "do", "observe"])) if len(nodes) > 1 else "none"
     known = {data.draw(st.sampled_from(nodes)): 0}
     s = s.do(known) if change == "do" else s.observe(known) if change == "observe" else s
@@ -84,10 +83,10 @@ def test_the_most_probable_states_are_those_of_all_joint_states(case, count, has
 def test_marginal_map_sums_over_the_other_nodes_before(case, count, data):
     s = case.sentence
     kinds = {spec.group.index: spec.tpm.kind for spec in s.net.network.specs}
-    names = [name for name in s.topological_order() if kinds[s.ground.group_of(s.ground.id(name)).index] == "discrete"]
+    names = [name for name in s.nodes if kinds[s.ground.group_of(s.ground.id(name)).index] == "discrete"]
     names = [name for name in names if name not in case.evidence]
     nodes = data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=2, unique=True))
-    result = s.marginal_map(nodes, case.evidence, count=count)
+    result = s.most_probable(case.evidence, nodes=nodes, count=count)
     assert list(result.nodes) == nodes
     check_ranked_states(result, s.observe(case.evidence), count)
 
@@ -111,7 +110,7 @@ def test_marginal_map_differs_from_the_most_probable_explanation(chain):
     best = s.most_probable({"y": 1}, count=9)
     assert best.nodes == ("a", "b") and best.states.tolist() == [[1, 0], [0, 0], [0, 1], [0, 2]]
     close(best.shares, torch.tensor([0.4, 0.2, 0.2, 0.2]).double(), 1e-7)
-    marginal = s.marginal_map("a", {"y": 1}, count=9)
+    marginal = s.most_probable({"y": 1}, nodes="a", count=9)
     assert marginal.states.tolist() == [[0], [1]]
     close(marginal.log_probs, torch.tensor([0.3, 0.2]).double().log(), 1e-7)
     close(marginal.log_evidence, math.log(0.5))
@@ -173,7 +172,7 @@ def test_nodes_beside_a_complete_chain_are_the_maximum_over_all_joint_states(dat
     observed = [name for name in further if name[0] in "ef"][: data.draw(st.integers(0, 4))]
     s = s.observe({name: data.draw(st.integers(0, 1)) for name in observed})
     latent = [name for name in further if name not in observed][: data.draw(st.integers(0, 4))]
-    result = s.marginal_map([*data.draw(st.permutations(["z_0_0", "z_0_1"])), *latent])
+    result = s.most_probable(nodes=[*data.draw(st.permutations(["z_0_0", "z_0_1"])), *latent])
     expected = enumerate_log_probs(s, result.nodes)
     close(result.log_probs[0].item(), max(expected.values()))
     close(expected[tuple(result.states[0].tolist())], max(expected.values()))
@@ -198,12 +197,12 @@ def test_plates_of_chains_are_found_by_elimination():
 
 def test_readouts_are_explained_by_marginal_map_only(chain):
     s = chain.sentence()
-    every = s.marginal_map(["y", "b", "a"], count=2)
+    every = s.most_probable(nodes=["y", "b", "a"], count=2)
     assert every.nodes == ("y", "b", "a") and every.states[:, 1:].tolist() == [[0, 1], [0, 1]]
     with pytest.raises(bt.BNetError, match="latent choice"):
         s.do(a=0, b=1).most_probable()
     known = s.observe(a=0, b=0)
-    for result in (known.most_probable(count=2), known.marginal_map(["a", "b"], count=2)):
+    for result in (known.most_probable(count=2), known.most_probable(nodes=["a", "b"], count=2)):
         assert result.states.shape == (1, 0) and result["b"].tolist() == [0]
         close(result.shares, torch.ones(1))
 
@@ -215,7 +214,7 @@ def test_results_have_the_states_of_all_nodes_of_a_group():
     assert result["c_0"][:, 0].tolist() == [2] * 3 and result["c_0"][:, 2].tolist() == [1] * 3
     assert torch.equal(result["c_0"][:, 1], result["c_0_1"]) and result.labels("c_0_2") == ["1"] * 3
     assert result.to_dataframe()["c_0_1"].tolist() == result.labels("c_0_1")
-    requested = s.undo().marginal_map("c_*_0", count=2)
+    requested = s.undo().most_probable(nodes="c_*_0", count=2)
     assert requested.nodes == ("c_0_0",) and requested["c_0"][:, 1:].tolist() == [[-1, 1]] * 2
     for name in ("d", "c_0_3", 0):
         with pytest.raises(bt.UnknownNameError):
@@ -235,7 +234,7 @@ def test_impossible_evidence_names_the_node(chain):
     with pytest.raises(bt.EvidenceError, match=r"^b: "):
         chain.sentence().most_probable({"a": 1, "b": 2})
     with pytest.raises(bt.EvidenceError, match=r"^b: "):
-        chain.sentence().marginal_map("a", {"a": 1, "b": 2})
+        chain.sentence().most_probable({"a": 1, "b": 2}, nodes="a")
     with pytest.raises(bt.EvidenceError, match=r"^b: "):
         chain.sentence().posteriors("a", {"a": 1, "b": 2})
 
@@ -246,13 +245,13 @@ def test_impossible_evidence_names_the_node(chain):
 )
 def test_nodes_that_cannot_be_explained_are_an_error(nodes, name):
     with pytest.raises(bt.BNetError, match=name):
-        get_case("word").sentence.do(c_0_1=0).marginal_map(nodes)
+        get_case("word").sentence.do(c_0_1=0).most_probable(nodes=nodes)
 
 
 def test_more_joint_states_than_the_budget_are_an_error():
     s = get_case("word, two slices").sentence
     with pytest.raises(bt.BudgetError):
-        s.most_probable({"y_0": 1}, budget=3)
+        s.limits(budget=3).most_probable({"y_0": 1})
     with pytest.raises(bt.BudgetError):
         get_case("word").net.sentence(" ".join(["the"] * 60)).most_probable(count=10**16)
 
@@ -303,7 +302,7 @@ def test_tables_have_nodes_with_the_names_of_other_columns(tmp_path):
         source.add_cpds(TabularCPD(name, 2, table, ["share"], [2]))
     net = bt.from_pgmpy(source)
     joint = first[:, None, None] * second.T[:, :, None] * third.T[:, None, :]
-    row = net.sentence().marginal_map(["share", "probability", "sentence"]).to_dataframe().iloc[0]
+    row = net.sentence().most_probable(nodes=["share", "probability", "sentence"]).to_dataframe().iloc[0]
     best = np.unravel_index(joint.argmax(), joint.shape)
     assert row["share"] == pytest.approx(joint.max()) and row["log_prob"] == pytest.approx(np.log(joint.max()))
     assert tuple(int(row[name]) for name in ("share (node)", "probability", "sentence")) == best
@@ -322,7 +321,7 @@ def test_tables_have_nodes_with_the_names_of_other_columns(tmp_path):
 def test_posteriors_of_a_group_in_any_evidence(case, data):
     """With an observed or a set node of the group, and vectors as evidence on a choice."""
     s = case.sentence.observe(case.evidence)
-    nodes = [s.ground.name(node) for node in find_explained_nodes(s.state.model)]
+    nodes = list(map(s.ground.name, s.state.ranked_states_query(None, None).nodes))
     name = data.draw(st.sampled_from(nodes))
     change = data.draw(st.sampled_from(["none", "state", "vector"]))
     children = s.children(name)
@@ -358,4 +357,6 @@ def test_the_command_prints_the_states_of_the_sentence():
     lines = run(*arguments).stdout.splitlines()
     assert lines[-1].split() == ["c", *expected.labels("c")] and f"{float(expected.log_probs[1]):.3f}" in lines[2]
     (document,) = json.loads(run(*arguments, "--nodes", "y_0,c", "--json").stdout)["sentences"]
-    assert document["labels"][0] == [s.marginal_map(["y_0", "c"], {"y_2": "cat"}).labels(n)[0] for n in ("y_0", "c")]
+    assert document["labels"][0] == [
+        s.most_probable({"y_2": "cat"}, nodes=["y_0", "c"]).labels(n)[0] for n in ("y_0", "c")
+    ]

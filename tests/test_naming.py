@@ -275,7 +275,7 @@ def test_a_query_of_one_node_accepts_only_the_name_of_one_node(case_and_pattern)
     s, stem, tokens = case_and_pattern
     pattern, names = "_".join([stem, *tokens]), sorted(match_by_text(s, stem, tokens))
     is_name = "*" not in tokens and names[0].count("_") == pattern.count("_")
-    for query in (s.parents, s.children, s.blanket, lambda name: s.reaches(name, s.nodes[0])):
+    for query in (s.parents, s.children, s.blanket):
         if is_name:
             assert query(pattern) == query(names[0])
         else:
@@ -312,7 +312,7 @@ def test_results_know_a_node_by_each_of_its_names():
     with pytest.raises(bt.UnknownNameError):  # the last word is set, so that it has no samples
         s.do({"y_-1": 1}).sample(2)["y_-1"]
     assert bt.plot(s.sample(7), node="y_-1") is not None
-    ranked = s.marginal_map(["y_-1", "c_0_0"])
+    ranked = s.most_probable(nodes=["y_-1", "c_0_0"])
     assert torch.equal(ranked["y_-1"], ranked[f"y_{last}"]) and ranked.labels("y_-1") == ranked.labels(f"y_{last}")
     for name in ("y_*", "y"):
         assert torch.equal(ranked[name][:, -1], ranked["y_-1"]) and ranked[name].shape == (1, last + 1)

@@ -38,7 +38,7 @@ def test_the_net_with_neurons_computes_the_same(name, tmp_path):
     s, t = net.sentence(text), bt.load(tmp_path / "net.safetensors").sentence(text)
     states = {spec.group.name: 1 for spec in net.network.choices}
     s, t = s.do(states), t.do(states)
-    for node in s.topological_order():
+    for node in s.nodes:
         spec = s.state.model.spec(s.ground.id(node))
         if spec.tpm.kind == "deterministic":
             close(t[node], s[node])

@@ -60,7 +60,7 @@ def read_page(path):
 
 def explore_page(s, tmp_path, **options):
     path = tmp_path / "page.html"
-    assert s.explore(path, **options) == path
+    s.draw(path, **options)
     return read_page(path)
 
 
@@ -302,7 +302,7 @@ def test_the_posterior_of_other_heads_is_refused(tmp_path):
         (bt.bayesuvius(4, heads=4, slices=2, vocabulary=["a", "b"]), "a_0 with 4 heads; got no node group a_0"),
     ):
         with pytest.raises(BNetError, match=match):
-            net.sentence("a b").explore(tmp_path / "a.html", inclusion=posterior)
+            net.sentence("a b").draw(tmp_path / "a.html", inclusion=posterior)
     assert not list(tmp_path.iterdir())
 
 
@@ -342,23 +342,23 @@ def test_contributions_of_another_sentence_are_refused(tmp_path):
     s = sentence()
     for other, match in ((sentence("b a"), "words"), (sentence(heads=4), "writer"), (sentence(slices=3), "writer")):
         with pytest.raises(BNetError, match=match):
-            s.explore(tmp_path / "a.html", contributions=other.contributions("logits_1", of=(0, 1)))
+            s.draw(tmp_path / "a.html", contributions=other.contributions("logits_1", of=(0, 1)))
     for result in (s.contributions("j_0_0_1"), s.contributions("logits_1", of=0, paths=2), "logits_1", [0]):
         with pytest.raises(BNetError, match=r"contributions\(\.\.\.\)"):
-            s.explore(tmp_path / "a.html", contributions=result)
+            s.draw(tmp_path / "a.html", contributions=result)
     result = s.contributions("logits_1", of=(0, 1))
     result.save(tmp_path / "result.safetensors")
     loaded = bt.load(tmp_path / "result.safetensors")
     with pytest.raises(BNetError, match="ScoreContributions, item 1"):
-        s.explore(tmp_path / "a.html", contributions=[result, s.contributions("j_0_0_1")])
+        s.draw(tmp_path / "a.html", contributions=[result, s.contributions("j_0_0_1")])
     for other in (sentence(seed=1), s.do({"a_0_0_*": Zero()}), s.do(logits_1=torch.ones(2))):
         for saved in (result, loaded):
             with pytest.raises(BNetError, match="other interventions"):
-                other.explore(tmp_path / "a.html", contributions=saved)
+                other.draw(tmp_path / "a.html", contributions=saved)
     with pytest.raises(BNetError, match="without its readout"):
-        s.explore(tmp_path / "a.html", contributions=replace(result, readout=None))
+        s.draw(tmp_path / "a.html", contributions=replace(result, readout=None))
     assert not list(tmp_path.glob("*.html"))
-    s.explore(tmp_path / "a.html", contributions=loaded)
+    s.draw(tmp_path / "a.html", contributions=loaded)
 
 
 def test_only_the_most_probable_of_many_states_are_shown(tmp_path):
@@ -388,7 +388,7 @@ def test_words_stay_text(tmp_path):
 
 
 def test_the_page_fetches_nothing(tmp_path):
-    small().explore(tmp_path / "a.html")
+    small().draw(tmp_path / "a.html")
     text = (tmp_path / "a.html").read_text()
     assert "default-src 'none'" in text
     namespaces = {"http://www.w3.org/2000/svg", "http://www.w3.org/1998/Math/MathML"}
@@ -448,7 +448,7 @@ def test_a_sentence_above_the_limit_is_refused_with_advice(tmp_path, monkeypatch
     long = bt.bayesuvius(2, heads=1).sentence(["w"] * (page_description.MAX_WORDS + 1))
     limit = page_description.MAX_WORDS
     with pytest.raises(BudgetError, match=f"at most {limit} words; got {limit + 1} words"):
-        long.explore(tmp_path / "a.html")
+        long.draw(tmp_path / "a.html")
     s = small("a b c d")  # 2 slices of 3 heads of 16 pairs
     for maximum, fits in (
         (50, ["slices=range(1)", "heads=range(1)"]),
@@ -457,13 +457,13 @@ def test_a_sentence_above_the_limit_is_refused_with_advice(tmp_path, monkeypatch
     ):
         monkeypatch.setattr(page_description, "MAX_BYTES", maximum)
         with pytest.raises(BudgetError, match="got 96") as refused:
-            s.explore(tmp_path / "a.html")
+            s.draw(tmp_path / "a.html")
         assert refused.value.hint.removeprefix("Pass ").split(" or ") == fits
         for arguments in fits:
-            s.explore(tmp_path / "fits.html", **eval(f"dict({arguments})"))
+            s.draw(tmp_path / "fits.html", **eval(f"dict({arguments})"))
     monkeypatch.setattr(page_description, "MAX_BYTES", 10)
     with pytest.raises(BudgetError, match="a shorter sentence"):
-        s.explore(tmp_path / "a.html")
+        s.draw(tmp_path / "a.html")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["fits.html"]
 
 
@@ -486,9 +486,8 @@ def test_bad_options_are_refused_and_leave_what_was_there(tmp_path):
     path.write_text("old")
     s = bt.bayesuvius(4, heads=2).sentence("a b")
     for options, error in BAD:
-        for call in (s.explore, s.draw):
-            with pytest.raises(BNetError, match=error):
-                call(path, **options)
+        with pytest.raises(BNetError, match=error):
+            s.draw(path, **options)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["a.html"]
 
 
@@ -497,9 +496,7 @@ def test_bad_targets_are_refused(tmp_path):
     (tmp_path / "folder.html").mkdir()
     for path in (tmp_path / "folder.html", tmp_path / "no" / "a.html"):
         with pytest.raises(FileError):
-            s.explore(path)
-    with pytest.raises(BNetError, match=r"\.html"):
-        s.explore(tmp_path / "a.svg")
+            s.draw(path)
     with pytest.raises(UnknownNameError, match="posterior"):
         s.draw(tmp_path / "a.html", posteriors="c")
     with pytest.raises(BNetError, match="suffix"):
@@ -512,7 +509,7 @@ def test_large_pages_are_small(tmp_path):
     heads, slices = 12, 12
     net = bt.encoder(24, heads=heads, slices=slices, vocabulary=["a", "b", "c"])
     s = net.sentence(["a", "b", "c", "a"] * (words // 4))
-    s.explore(tmp_path / "page.html")
+    s.draw(tmp_path / "page.html")
     description, buffer = read_page(tmp_path / "page.html")
     reads = heads * slices * words * words
     assert reads <= len(buffer) < 1.01 * reads + 1000

@@ -57,7 +57,7 @@ def show(watched, tmp_path):
     def showing(sentence, **options):
         inside = {name[3:]: options.pop(name) for name in list(options) if name.startswith("in_")}
         file = tmp_path / "page.html"
-        sentence.explore(file, **options)
+        sentence.draw(file, **options)
         return watched.open_file(file, **inside)
 
     return showing
@@ -196,7 +196,7 @@ def test_python_and_the_page_name_the_same_view(show, name):
 @pytest.mark.slow
 def test_in_a_frame_without_an_address_the_page_works(show, watched, tmp_path):
     file, outer = tmp_path / "inner.html", tmp_path / "outer.html"
-    heads().explore(file)
+    heads().draw(file)
     text = file.read_text().replace("&", "&amp;").replace('"', "&quot;")
     outer.write_text(f'<!doctype html><title>frame</title><iframe sandbox="allow-scripts" srcdoc="{text}"></iframe>')
     with watched.open_file(outer, ready="iframe") as page:

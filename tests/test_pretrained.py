@@ -257,10 +257,10 @@ def test_words_are_tokens_with_spans(minilm):
     text = "Unbelievably, the cat sat."
     s = minilm.sentence(text)
     assert s.words[0] == "[CLS]" and s.words[-1] == "[SEP]"
-    assert [k for k, special in enumerate(s.special) if special] == [0, len(s.words) - 1]
-    pieces = [text[a:b].lower() for a, b in (span for span in s.spans if span)]
+    assert [k for k, special in enumerate(s.tokens.special) if special] == [0, len(s.words) - 1]
+    pieces = [text[a:b].lower() for a, b in (span for span in s.tokens.spans if span)]
     assert pieces == [token.removeprefix("·") for token in s.words[1:-1]]
-    assert [text[s.spans[g[0]][0] : s.spans[g[-1]][1]] for g in s.groups[1:-1]] == [
+    assert [text[s.tokens.spans[g[0]][0] : s.tokens.spans[g[-1]][1]] for g in s.tokens.groups[1:-1]] == [
         "Unbelievably",
         ",",
         "the",
@@ -269,14 +269,14 @@ def test_words_are_tokens_with_spans(minilm):
         ".",
     ]
     listed = minilm.sentence(["Unbelievably", "the cat's"])
-    assert [len(group) for group in listed.groups] == [1, len(s.groups[1]), 4, 1]
-    assert listed.spans[-2] == (len("Unbelievably the cat'"), len("Unbelievably the cat's"))
+    assert [len(group) for group in listed.tokens.groups] == [1, len(s.tokens.groups[1]), 4, 1]
+    assert listed.tokens.spans[-2] == (len("Unbelievably the cat'"), len("Unbelievably the cat's"))
     by_word, by_token = s.attention(3, words="words"), s.attention(3)
-    assert by_word.shape == (12, len(s.groups), len(s.groups))
-    torch.testing.assert_close(by_word.sum(-1), torch.ones(12, len(s.groups)))
-    first = list(s.groups[1])
-    torch.testing.assert_close(by_word[:, 2, 1], by_token[:, s.groups[2][0], first].sum(-1))
-    torch.testing.assert_close(by_word[:, 1, 2], by_token[:, first, s.groups[2][0]].mean(-1))
+    assert by_word.shape == (12, len(s.tokens.groups), len(s.tokens.groups))
+    torch.testing.assert_close(by_word.sum(-1), torch.ones(12, len(s.tokens.groups)))
+    first = list(s.tokens.groups[1])
+    torch.testing.assert_close(by_word[:, 2, 1], by_token[:, s.tokens.groups[2][0], first].sum(-1))
+    torch.testing.assert_close(by_word[:, 1, 2], by_token[:, first, s.tokens.groups[2][0]].mean(-1))
     with pytest.raises(bt.BNetError, match="words: expected one of"):
         s.attention(0, words="letters")
 
@@ -290,7 +290,7 @@ def test_pairs_have_segments_and_batches_do_not_leak(minilm):
     torch.testing.assert_close(result[0, 7], pair["x_6_7"], rtol=1e-4, atol=1e-5)
     masked = minilm.sentence("a [MASK] sat")
     assert masked.special == (True, False, True, False, True)
-    assert minilm.sentence([101, 1037, 102]).special == (True, False, True)
+    assert minilm.sentence([101, 1037, 102]).tokens.special == (True, False, True)
 
 
 @pytest.mark.slow
@@ -461,7 +461,7 @@ def test_vocabulary_files_suffice_for_a_tokenizer(folder):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat"]
     (folder / "vocab.txt").write_text("\n".join(words))
     s = from_pretrained(folder).sentence("The cats sat")
-    assert s.words == ("[CLS]", "the", "cat", "·s", "sat", "[SEP]") and s.raw_tokens[3] == "##s"
+    assert s.words == ("[CLS]", "the", "cat", "·s", "sat", "[SEP]") and s.tokens.raw[3] == "##s"
     assert from_pretrained(folder).network.vocabularies[""][-1] == "[id 12]"
 
 
@@ -473,14 +473,21 @@ def test_byte_level_files_suffice_for_a_tokenizer(tmp_path):
     options = {**BERT, "vocab_size": len(units), "type_vocab_size": 1}
     init_model("RobertaModel", options, torch.float32).save_pretrained(tmp_path)
     s = from_pretrained(tmp_path).sentence("the cat")
-    assert s.words == ("<s>", "the", "c", "a", "t", "</s>") and s.raw_tokens[2] == "Ġc"
-    assert s.spans == (None, (0, 3), (4, 5), (5, 6), (6, 7), None)
-    assert s.groups == ((0,), (1,), (2, 3, 4), (5,)) and s.special == (True, False, False, False, False, True)
+    assert s.words == ("<s>", "the", "c", "a", "t", "</s>") and s.tokens.raw[2] == "Ġc"
+    assert s.tokens.spans == (None, (0, 3), (4, 5), (5, 6), (6, 7), None)
+    assert s.tokens.groups == ((0,), (1,), (2, 3, 4), (5,)) and s.tokens.special == (
+        True,
+        False,
+        False,
+        False,
+        False,
+        True,
+    )
     for file in ("merges.txt", "vocab.json"):
         text = (tmp_path / file).read_text(encoding="utf-8").replace("<s>", "<|endoftext|>")
         (tmp_path / "gpt2").mkdir(exist_ok=True)
         (tmp_path / "gpt2" / file).write_text(text, encoding="utf-8")
     init_model("GPT2Model", {**GPT2, "vocab_size": len(units)}, torch.float32).save_pretrained(tmp_path / "gpt2")
     s = from_pretrained(tmp_path / "gpt2").sentence("the cat<|endoftext|>")
-    assert s.words == ("the", "c", "a", "t", "<|endoftext|>") and s.special[-1]
-    assert s.spans == ((0, 3), (4, 5), (5, 6), (6, 7), (7, 20))
+    assert s.words == ("the", "c", "a", "t", "<|endoftext|>") and s.tokens.special[-1]
+    assert s.tokens.spans == ((0, 3), (4, 5), (5, 6), (6, 7), (7, 20))

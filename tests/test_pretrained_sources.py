@@ -355,7 +355,7 @@ def test_special_tokens_have_the_declared_names(folder):
     (folder / "tokenizer_config.json").write_text(json.dumps(tokens))
     s = from_pretrained(folder).sentence("the zebra cat")
     assert s.words == ("<cls>", "the", "<unk>", "cat", "<sep>")
-    assert s.special == (True, False, False, False, True) and s.spans[2] == (4, 9)
+    assert s.tokens.special == (True, False, False, False, True) and s.tokens.spans[2] == (4, 9)
 
 
 @pytest.fixture
@@ -395,9 +395,15 @@ def test_an_unknown_token_has_the_span_of_its_text():
     net = from_pretrained("minilm")
     s = net.sentence("the 🙂 cat")
     assert s.words == ("[CLS]", "the", "[UNK]", "cat", "[SEP]")
-    assert s.spans == (None, (0, 3), (4, 5), (6, 9), None) and s.special == (True, False, False, False, True)
+    assert s.tokens.spans == (None, (0, 3), (4, 5), (6, 9), None) and s.tokens.special == (
+        True,
+        False,
+        False,
+        False,
+        True,
+    )
     ids = s.state.encoded.given["token"].tolist()
-    assert net.sentence(ids).special == s.special
+    assert net.sentence(ids).tokens.special == s.tokens.special
     text = net.sentence("the [SEP] cat")
     assert text.special == (True, False, True, False, True) and text.spans[2] == (4, 9)
 

@@ -274,4 +274,4 @@ def test_small_things():
     graph = s.do(c=1).graph()
     assert graph.nodes["c"]["do"] and not graph.nodes["x_0_0"]["do"]
     with pytest.raises(bt.BudgetError, match="budget="):
-        s.posterior("c", {"x_1_0": s.do(c=1)["x_1_0"]}, budget=1)
+        s.limits(budget=1).posterior("c", {"x_1_0": s.do(c=1)["x_1_0"]})

@@ -219,7 +219,7 @@ def test_a_pretrained_net_knows_its_separators():
     corpus = ["the cat sat", "a dog", "the dog saw the cat"]
     result = bt.roles(net, corpus, slices=[0, 1])
     assert "separator" in result.relations and not result.left_out
-    expected = count_loop(net, corpus, stack_attention(2), result.relations, special=lambda s: s.special)
+    expected = count_loop(net, corpus, stack_attention(2), result.relations, special=lambda s: s.tokens.special)
     torch.testing.assert_close(result.counts, expected, rtol=1e-5, atol=1e-6)
     with_cats = bt.roles(net, corpus, separators=["cat"], slices=1)
     expected = count_loop(

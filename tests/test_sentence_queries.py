@@ -31,7 +31,7 @@ def test_a_chain_of_posteriors_is_normalised_and_bounded():
     close(result.sum((0, 2)), s.posterior("c", {"y_0": 1}))
     close(s.posterior(["c", "y_0"], {"y_0": 1})[:, [0, 2]], torch.zeros(2, 2))
     with pytest.raises(bt.BudgetError, match="got 8"):
-        s.posterior(["W_k_0", "c", "W_q_0"], budget=7)
+        s.limits(budget=7).posterior(["W_k_0", "c", "W_q_0"])
     for names in ([], 3, None):
         with pytest.raises(bt.BNetError, match="name: expected"):
             s.posterior(names)
@@ -243,7 +243,7 @@ def test_separated_nodes_are_independent_in_the_numbers(name):
     """By d-separation and by D-separation (deterministic=True); some pairs are separated only in the second sense."""
     s = get_case(name).sentence
     pick, counts = random.Random(2), {"plain": 0, "determined": 0, "dependent": 0}
-    names = [n for n in s.topological_order() if "y" not in n or n.endswith("y_0")]
+    names = [n for n in s.nodes if "y" not in n or n.endswith("y_0")]
     for _ in range(30):
         x, y, *observed = pick.sample(names, pick.randint(2, 4))
         if pick.random() < 0.5:
@@ -317,7 +317,7 @@ def test_bad_readings():
     with pytest.raises(bt.BNetError, match=r"P\(j"):
         get_case("cayley").sentence.reads()
     with pytest.raises(bt.BudgetError, match="joint states"):
-        two_head_net(per="word", slices=2).sentence("a b c d").reads(budget=8)
+        two_head_net(per="word", slices=2).sentence("a b c d").limits(budget=8).reads()
     pair = get_case("encoder-decoder").sentence
     assert pair.reads(role="dec_a").matrix.shape == (2, 2) and pair.reads(role="enc_a").matrix.shape == (3, 3)
     with pytest.raises(bt.BNetError, match="same stack"):

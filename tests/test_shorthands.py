@@ -167,7 +167,7 @@ def test_top_sums_latent_choices_and_takes_evidence() -> None:
     evidence = {"y_2": 1, "y_1": 0}
     close([p for _, p in s.top("W_q_0", 3, evidence)], s.posterior("W_q_0", evidence).sort(descending=True)[0].tolist())
     with pytest.raises(bt.BudgetError, match="joint states"):
-        s.top("W_q_0", 2, evidence, budget=1)
+        s.limits(budget=1).top("W_q_0", 2, evidence)
     with pytest.raises(bt.BNetError, match="one node"):
         s.top(["y_0", "y_1"])  # type: ignore[arg-type]
 

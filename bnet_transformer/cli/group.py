@@ -285,29 +285,26 @@ def read_source_signature(file: str, name: str) -> dict[str, SignatureParameter]
         The parameters by name; a default that is not a constant in the source is None.
     """
     definitions = _parse_definitions(file)
-    helps: dict[str, str] = {}
-    for node in _iter_bases(definitions[name], definitions):
-        helps |= parse_docstring(ast.get_docstring(node))[1]
+    nodes = _list_bases(definitions[name], definitions)
+    helps = {key: text for node in nodes for key, text in parse_docstring(ast.get_docstring(node))[1].items()}
     parameters: dict[str, SignatureParameter] = {}
-    for key, annotation, default in _iter_parameters(definitions[name], definitions):
+    for key, annotation, default in (parameter for node in nodes for parameter in _iter_parameters(node)):
         constant = default.value if isinstance(default, ast.Constant) else None
         parameters[key] = SignatureParameter(key, ast.unparse(annotation), constant, helps.get(key, ""))
     return parameters
 
 
-def _iter_bases(node: Any, definitions: Mapping[str, Any]) -> Iterator[Any]:
-    """The bases of a class in the file, and then the class; a function has no bases."""
-    for base in getattr(node, "bases", ()):
-        if isinstance(base, ast.Name) and base.id in definitions:
-            yield from _iter_bases(definitions[base.id], definitions)
-    yield node
+def _list_bases(node: Any, definitions: Mapping[str, Any]) -> list[Any]:
+    """A function, or a class after its bases in the same file."""
+    bases = [b.id for b in getattr(node, "bases", ()) if isinstance(b, ast.Name) and b.id in definitions]
+    return [*(item for base in bases for item in _list_bases(definitions[base], definitions)), node]
 
 
-def _iter_parameters(node: Any, definitions: Mapping[str, Any]) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:
-    """The name, annotation and default of each parameter of a function, or of each field of a class."""
+def _iter_parameters(node: Any) -> Iterator[tuple[str, ast.expr, ast.expr | None]]:
+    """The name, annotation and default of each parameter of a function, or of each field of a class without bases."""
     if isinstance(node, ast.ClassDef):
-        for field_ in (field_ for part in _iter_bases(node, definitions) for field_ in part.body):
-            if isinstance(field_, ast.AnnAssign) and "ClassVar" not in ast.unparse(field_.annotation):
+        for field_ in node.body:
+            if isinstance(field_, ast.AnnAssign) and not re.search("ClassVar|KW_ONLY", ast.unparse(field_.annotation)):
                 yield ast.unparse(field_.target), field_.annotation, field_.value
         return
     required = [None] * (len(node.args.args) - len(node.args.defaults))
@@ -362,7 +359,8 @@ class SignatureCommand(click.Command):
         help: The docstring of the function.
         short_help: The line of the command in the help of the group.
         formats: The suffixes of the files that the command writes.
-        **forwarded: For a parameter of the function, the options of the package that it receives.
+        **forwarded: For a parameter of the function, the options of the package that it receives; of several with one
+            name, the first.
     """
 
     def __init__(
@@ -386,7 +384,10 @@ class SignatureCommand(click.Command):
         for parameter in read_signature(self.function):
             name, kind = parameter.name, self.function.__globals__.get(parameter.annotation)
             if name in self.forwarded:
-                groups[name] = _get_given_options, [p for o in self.forwarded[name] for p in o.read_parameters()]
+                options: dict[str, SignatureParameter] = {}
+                for option in (p for o in self.forwarded[name] for p in o.read_parameters()):
+                    options.setdefault(option.name, option)
+                groups[name] = _get_given_options, [*options.values()]
             elif isinstance(kind, type) and is_dataclass(kind):
                 groups[name] = kind, read_signature(kind)
             else:

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -306,44 +306,56 @@ DEFAULT_ROWS = 20
 
 
 @dataclass(frozen=True)
-class CommandResult:
-    """The result of a command in each output format.
+class Answer:
+    """What a command computed. Its text, JSON, CSV and images are made from this, by `Output.write`.
 
     Args:
-        document: The JSON document.
+        result: The result of the library: `bt.plot` draws it, and its frame is the table of a csv file.
+        fields: The attributes of the result in the JSON document.
+        more: Other entries of the JSON document.
         lines: The lines that are printed.
-        make_table: Returns the table of a csv file.
-        make_plot: Returns the axes of an image.
-        save: Writes a file of another suffix.
+        table: The table of a csv file, if it is not the frame of the result.
+        plot: The options of `bt.plot`.
+        save: Writes a file of another suffix, or without a result of any suffix.
     """
 
-    document: dict[str, Any]
-    lines: Sequence[str]
-    make_table: Callable[[], pd.DataFrame] | None = None
-    make_plot: Callable[[], Any] | None = None
+    result: Any = None
+    fields: Sequence[str] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
+    lines: Sequence[str] = ()
+    table: pd.DataFrame | None = None
+    plot: Mapping[str, Any] = field(default_factory=dict)
     save: Callable[[str], object] | None = None
 
-    def write(self, out: str, document: Mapping[str, Any]) -> None:
-        """Write a file in the format of its suffix.
+    @property
+    def document(self) -> dict[str, Any]:
+        """The JSON document."""
+        return {**{name: getattr(self.result, name) for name in self.fields}, **self.more}
 
-        Args:
-            out: The path.
-            document: The JSON document, which contains that of the result.
-        """
+    def make_table(self) -> pd.DataFrame:
+        """The table of a csv file."""
+        if self.table is not None:
+            return self.table
+        table: pd.DataFrame = self.result.to_dataframe()
+        return table if table.index.name is None else table.reset_index()
+
+    def write(self, out: str, document: Mapping[str, Any]) -> None:
+        """Write a file in the format of its suffix; the document contains that of the answer."""
         suffix = Path(out).suffix.lower()
-        if suffix == ".json":
-            data = (format_json(document) + "\n").encode()
-        elif suffix == ".csv" and self.make_table is not None:
-            # Words are quoted, because a word may contain "\r", at which CSV readers start a new row.
-            data = self.make_table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()
-        elif suffix in IMAGES and self.make_plot is not None:
-            buffer = BytesIO()
-            self.make_plot().figure.savefig(buffer, format=suffix[1:], dpi=200)
-            data = buffer.getvalue()
-        else:
-            assert self.save is not None
+        if self.save is not None and (self.result is None or suffix not in (*TABLES, *IMAGES)):
             self.save(out)
             return
+        if suffix == ".json":
+            data = (format_json(document) + "\n").encode()
+        elif suffix == ".csv":
+            # Words are quoted, because a word may contain "\r", at which CSV readers start a new row.
+            data = self.make_table().to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode()
+        else:
+            from bnet_transformer.plots.registry import plot
+
+            buffer = BytesIO()
+            plot(self.result, **self.plot).figure.savefig(buffer, format=suffix[1:], dpi=200)
+            data = buffer.getvalue()
         from bnet_transformer._core.files import atomic_write
 
         with atomic_write(Path(out)) as temporary:
@@ -387,41 +399,34 @@ class Output:
                 subject = f"-o {out}: {count} sentences require a name with {{}} for the number of the sentence"
                 raise BNetError(subject, hint=hint)
 
-    def write_result(self, command: str, result: CommandResult, **fields: Any) -> None:
-        """Write the files of one result for all sentences, and print it.
+    def write(
+        self, command: str, answers: Sequence[Answer], texts: Sequence[str] = ("",), key: str = "", **fields: Any
+    ) -> None:
+        """Write the files of the answers, and print them.
 
         Args:
             command: The command, in the JSON document.
-            result: The result.
-            **fields: Fields of the JSON document that precede the result.
+            answers: The answer for each sentence, or one for all.
+            texts: The sentence of each answer. A table without {} in its name contains all answers.
+            key: The key of the answers in the JSON document; without it the document is that of one answer.
+            **fields: Fields of the JSON document that precede the answers.
         """
-        document = {"command": command, **fields, "files": self.out, **result.document}
+        header = {"command": command, **fields}
+        parts = [answer.document for answer in answers]
+        document = header | {key: parts} if key else header | {"files": self.out, **parts[0]}
+        lines = [line for text, answer in zip(texts, answers, strict=True) for line in (f"# {text}", *answer.lines)]
+        lines = lines if len(answers) > 1 else lines[1:]
         for out in self.out:
-            result.write(out, document)
-        self.print_document(document, [*result.lines, *(f"written: {out}" for out in self.out)])
-
-    def write_results(
-        self, fields: Mapping[str, Any], key: str, texts: Sequence[str], results: Sequence[CommandResult]
-    ) -> None:
-        """Write and print the result of each sentence; a table without {} in its name contains all results.
-
-        Args:
-            fields: Fields of the JSON document that precede the results.
-            key: The key of the results in the JSON document.
-            texts: The sentence of each result.
-            results: The results.
-        """
-        document = {**fields, key: [result.document for result in results]}
-        lines = [line for text, result in zip(texts, results, strict=True) for line in (f"# {text}", *result.lines)]
-        lines = lines if len(results) > 1 else lines[1:]
-        for out in self.out:
-            if out.lower().endswith(TABLES) and "{}" not in out:
-                CommandResult(document, (), lambda: _join_tables(texts, results)).write(out, document)
-                lines.append(f"written: {out}")
-                continue
-            for k, result in enumerate(results):
-                result.write(number_path(out, k), {**fields, key: [result.document]})
-                lines.append(f"written: {number_path(out, k)}")
+            if not key:
+                files = [(out, answers[0], document)]
+            elif out.lower().endswith(TABLES) and "{}" not in out and answers[0].save is None:
+                files = [(out, Answer(table=_join_tables(texts, answers)), document)]
+            else:
+                numbered = enumerate(zip(answers, parts, strict=True))
+                files = [(number_path(out, k), answer, header | {key: [part]}) for k, (answer, part) in numbered]
+            for path, answer, part in files:
+                answer.write(path, part)
+                lines.append(f"written: {path}")
         self.print_document(document, lines)
 
     def print_document(self, document: Mapping[str, Any], lines: Sequence[str]) -> None:
@@ -463,32 +468,53 @@ class TableOutput(Output):
         return [*format_table(top), *([f"... and {hidden} more (--all)"] if hidden else [])]
 
 
-def _join_tables(texts: Sequence[str], results: Sequence[CommandResult]) -> pd.DataFrame:
+def _join_tables(texts: Sequence[str], answers: Sequence[Answer]) -> pd.DataFrame:
     """The tables of all sentences, one below the other, with the column `sentence` first."""
     import pandas as pd
 
-    tables = [(r.make_table(), text) for text, r in zip(texts, results, strict=True) if r.make_table]
-    renamed = [
-        table.set_axis(name_columns(table, ["sentence"]), axis=1).assign(sentence=text) for table, text in tables
-    ]
-    joined = pd.concat(renamed, ignore_index=True)
-    return joined[["sentence", *joined.columns.drop("sentence")]]
+    tables = []
+    for text, answer in zip(texts, answers, strict=True):
+        table = answer.make_table()
+        table = table.set_axis(name_columns(table, ["sentence"]), axis=1)
+        table.insert(0, "sentence", text)
+        tables.append(table)
+    return pd.concat(tables, ignore_index=True)
+
+
+def answer_sentences(
+    command: str,
+    query: SentenceQuery,
+    output: Output,
+    answer: Callable[[Sentence], Answer],
+    combined_suffixes: tuple[str, ...] = TABLES,
+) -> list[dict[str, Any]]:
+    """Answer a question about each sentence, and write and print the answers.
+
+    Args:
+        command: The command, in the JSON document.
+        query: The sentences, their net and their values.
+        output: Where the answers go.
+        answer: Computes the answer for one sentence.
+        combined_suffixes: The suffixes of files that may contain all answers.
+
+    Returns:
+        The JSON document of each answer.
+    """
+    texts = query.read_texts()
+    output.check(len(texts), combined_suffixes)
+    answers = []
+    for k, (text, s) in enumerate(zip(texts, query.iter_sentences(texts), strict=True)):
+        result = answer(s)
+        files = {} if result.save is None else {"files": [number_path(out, k) for out in output.out]}
+        more = {"sentence": text, "words": s.words, **files, **result.document}
+        answers.append(replace(result, fields=(), more=more))
+    output.write(command, answers, texts, "sentences", model=query.model)
+    return [result.document for result in answers]
 
 
 def number_path(out: str, number: int) -> str:
     """Return the file of a sentence: {} in the name becomes the number of the sentence."""
     return str(Path(out.replace("{}", str(number))))
-
-
-def make_plotter(result: object, **options: Any) -> Callable[[], Any]:
-    """A function that plots a result; it imports matplotlib when it is called."""
-
-    def make_plot() -> Any:
-        from bnet_transformer.plots.registry import plot
-
-        return plot(result, **options)
-
-    return make_plot
 
 
 def to_json_value(value: Any) -> Any:

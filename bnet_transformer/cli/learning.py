@@ -13,13 +13,12 @@ from bnet_transformer.cli.group import ApiOptions, Interrupted, SignatureCommand
 from bnet_transformer.cli.io import (
     IMAGES,
     TABLES,
-    CommandResult,
+    Answer,
     Output,
     TextSource,
     format_table,
     load_model,
     make_config,
-    make_plotter,
     split_stacks,
 )
 from bnet_transformer.errors import BNetError
@@ -31,10 +30,15 @@ if TYPE_CHECKING:
     from bnet_transformer.learning.loop import Checkpoints
 
 UNOBSERVED = "_"
+BUILDERS = "models/builders.py"
 DECLARED_OPTIONS = ("dim", "heads", "slices", "per", "atoms", "key_dim", "value_dim", "residual", "prior")
 OBSERVATIONS = {"next": "the next words", "words": "a word for each word", "label": "a label for each sentence"}
 DECODER = {"dim": 32, "heads": 2, "slices": 2, "dropout": 0.0}  # the default options of a new decoder
 DEFAULT_STEPS = 300
+FIT_FIELDS = (
+    *("method", "sentences", "restart", "finished", "converged", "approximate", "notes", "learned", "divergent"),
+    *("bounds", "measured"),
+)
 TRAIN_OPTIONS = ("epochs", "batch", "smoothing", "start", "stop", "every", "seed", "device")
 
 
@@ -153,10 +157,14 @@ def _load_saved_net(model: str, declared: Mapping[str, Any]) -> BNet:
     cls=SignatureCommand,
     short_help="Fit the heads of a net to text.",
     formats=(".fit", ".json", *IMAGES, ".safetensors"),
-    declared=[ApiOptions("models/bayesuvius.py", ("bayesuvius",), DECLARED_OPTIONS, "A new net: ", {"dim": 16})],
+    declared=[ApiOptions("models/bayesuvius.py", ("BayesuviusOptions",), DECLARED_OPTIONS, "A new net: ", {"dim": 16})],
     options=[
         ApiOptions("learning/fit/methods.py", ("fit",), ("batch", "spread", "learn", "budget", "every", "seed")),
-        ApiOptions("learning/fit/objective.py", ("MAP", "EM", "Laplace", "SVI", "NUTS")),
+        ApiOptions("learning/fit/em.py", ("MAP", "EM")),
+        ApiOptions("learning/fit/laplace.py", ("Laplace",)),
+        ApiOptions("learning/fit/adam.py", ("IterativeMethod",)),
+        ApiOptions("learning/fit/svi.py", ("SVI",)),
+        ApiOptions("learning/fit/nuts.py", ("NUTS",)),
     ],
 )
 def fit(
@@ -199,7 +207,7 @@ def fit(
         options["held_out"] = held_out.build_pairs(held_out.infer_observed(observed), net.network)
     pairs = data.build_pairs(observed, net.network)
     fitted = methods.fit(net, pairs, method=config, checkpoints=checkpoints, **options)
-    output.write_result("fit", _make_result(fitted, observed), model=model, observed=observed)
+    output.write("fit", [_make_answer(fitted, observed)], model=model, observed=observed)
     if not fitted.finished:
         raise run_options.make_interrupt("this is the best result so far")
 
@@ -239,15 +247,12 @@ def _check_splits_text(net: BNet, observed: str) -> None:
         raise BNetError("--model", expected=expected, actual=actual, hint="Use bt.fit in Python")
 
 
-def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
-    """Return the result of a fit; it saves the fit to a `.fit` file, and the fitted net to any other file."""
+def _make_answer(fitted: Fit[BNet], observed: str) -> Answer:
+    """The answer of a fit; it saves the fit to a `.fit` file, and the fitted net to any other file."""
     heads = {name: fitted.heads_of(name) for name in fitted.selectors}
-    document = {"method": fitted.method, "sentences": fitted.sentences}
-    document |= {"judged_on": fitted.evaluated_on, "judged_by": fitted.criterion}
-    names = ("restart", "finished", "converged", "approximate", "notes", "learned", "divergent", "bounds", "measured")
-    document |= {name: getattr(fitted, name) for name in names}
-    document["heads"] = {name: table.to_dataframe().reset_index() for name, table in heads.items()}
-    document["effective"] = {name: table.effective for name, table in heads.items()}
+    tables = {name: table.to_dataframe().reset_index() for name, table in heads.items()}
+    more: dict[str, Any] = {"heads": tables, "effective": {name: table.effective for name, table in heads.items()}}
+    more |= {"judged_on": fitted.evaluated_on, "judged_by": fitted.criterion}
     evaluated = f"evaluated on {fitted.evaluated_on} by the {fitted.criterion}"
     lines = [f"{fitted.sentences} sentences, {OBSERVATIONS[observed]}, by {fitted.method}; {evaluated}"]
     if fitted.bounds:
@@ -255,11 +260,11 @@ def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
     for name, table in heads.items():
         counts = f"{table.live} of {len(table.usage)} heads live, effective number {table.effective:.2f}"
         lines.append(f"{name}: {counts}")
-        lines += format_table(table.to_dataframe().reset_index())
+        lines += format_table(tables[name])
     lines += [f"approximate: {fitted.approximate}"] if fitted.approximate else []
     lines += [f"note: {note}" for note in fitted.notes]
     save = lambda out: (fitted if out.lower().endswith(".fit") else fitted.net).save(out)  # noqa: E731
-    return CommandResult(document, lines, None, make_plotter(fitted), save)
+    return Answer(fitted, FIT_FIELDS, more, lines, save=save)
 
 
 @click.command(
@@ -267,7 +272,7 @@ def _make_result(fitted: Fit[BNet], observed: str) -> CommandResult:
     cls=SignatureCommand,
     short_help="Train a decoder, or a saved net.",
     formats=(*TABLES, *IMAGES, ".safetensors"),
-    declared=[ApiOptions("models/transformer.py", ("decoder",), (*DECODER, "hidden"), "A new decoder: ", DECODER)],
+    declared=[ApiOptions(BUILDERS, ("TransformerOptions",), (*DECODER, "hidden"), "A new decoder: ", DECODER)],
     options=[
         ApiOptions("learning/training.py", ("train",), TRAIN_OPTIONS),
         ApiOptions("learning/training.py", ("AdamW",), ("rate", "schedule", "warmup", "weight_decay", "clip")),
@@ -311,13 +316,11 @@ def train(
     except KeyboardInterrupt as error:
         raise run_options.make_interrupt() from error
     count, losses = len(data.texts), trained.losses
-    document = {"sentences": count, "steps": trained.steps, "losses": losses, "held_out": trained.held_out}
     held_out_loss = f", held-out loss {trained.held_out[-1][1]:.3f}" if trained.held_out else ""
     loss = f"loss {losses[0]:.3f} at the start, {losses[-1]:.3f} at the end{held_out_loss}"
     lines = [f"{trained.steps} steps on {count} sentences: {loss}"]
-    make_table = lambda: trained.to_dataframe().reset_index()  # noqa: E731
-    result = CommandResult(document, lines, make_table, make_plotter(trained), trained.net.save)
-    output.write_result("train", result, model=model)
+    fields = ("steps", "losses", "held_out")
+    output.write("train", [Answer(trained, fields, {"sentences": count}, lines, save=trained.net.save)], model=model)
 
 
 def _build_decoder(data: TextExamples, declared: dict[str, Any], options: dict[str, Any]) -> BNet:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import webbrowser
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,14 +20,13 @@ from bnet_transformer.cli.group import ApiOptions, Count, SignatureCommand, esca
 from bnet_transformer.cli.io import (
     IMAGES,
     TABLES,
-    CommandResult,
+    Answer,
     Output,
     SentenceQuery,
     TextSource,
+    answer_sentences,
     check_model,
     load_model,
-    make_plotter,
-    number_path,
     parse_names,
     parse_states,
     split_stacks,
@@ -34,7 +34,9 @@ from bnet_transformer.cli.io import (
 from bnet_transformer.errors import BNetError
 
 if TYPE_CHECKING:
-    from bnet_transformer.cost import Cost
+    from bnet_transformer.sentence import Sentence
+
+    pass
 
 
 FORMATS = (".bif", ".dot", ".gexf", ".graphml", ".html", ".json", ".pdf", ".png", ".svg", ".tex")
@@ -42,6 +44,7 @@ DRAW_OPTIONS = (
     *("weights", "slices", "heads", "attention", "min_weight", "top", "detail", "theme", "limit"),
     *("special", "width", "font", "title"),
 )
+COST_FIELDS = (*("words", "batch", "parameters", "flops", "order", "parameter_bytes", "value_bytes"), "flops_in_words")
 EXPLORE_OPTIONS = ("detail", "posterior", "slices", "heads", "title", "theme", "special")
 
 
@@ -62,24 +65,19 @@ def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: s
     """
     from bnet_transformer.drawing import check_options
 
-    texts = query.read_texts()
     if not output.out:
         raise BNetError("the output file is missing", hint="Give it with -o, such as -o cat.svg")
-    output.check(len(texts))
     if words is not None:
         options["words"] = parse_states("--words", words)
-    sentences: list[dict[str, Any]] = []
-    lines: list[str] = []
-    for k, s in enumerate(query.iter_sentences(texts)):
-        files = [number_path(out, k) for out in output.out]
-        for file in files:
-            check_options(file, options)
-        for file in files:
-            s.draw(file, **options)
-        nodes, arrows = len(s.ground), s.ground.count_arrows()
-        sentences.append({"sentence": texts[k], "words": s.words, "files": files, "nodes": nodes, "arrows": arrows})
-        lines.append(f"{', '.join(files)}: {' '.join(s.words)} ({nodes:,} nodes and {arrows:,} arrows in total)")
-    output.print_document({"command": "draw", "model": query.model, "sentences": sentences}, lines)
+
+    def answer(s: Sentence) -> Answer:
+        for out in output.out:
+            check_options(out, options)
+        counts = {"nodes": len(s.ground), "arrows": s.ground.count_arrows()}
+        line = f"{' '.join(s.words)} ({counts['nodes']:,} nodes and {counts['arrows']:,} arrows in total)"
+        return Answer(more=counts, lines=[line], save=partial(s.draw, **options))
+
+    answer_sentences("draw", query, output, answer, combined_suffixes=())
 
 
 @click.command(
@@ -87,7 +85,7 @@ def draw(query: SentenceQuery, output: Output, options: dict[str, Any], words: s
     cls=SignatureCommand,
     short_help="Write a sentence's interactive page.",
     formats=(".html",),
-    options=[ApiOptions("sentence.py", ("explore",), EXPLORE_OPTIONS)],
+    options=[ApiOptions("page/description.py", ("PageOptions",), EXPLORE_OPTIONS)],
 )
 def explore(query: SentenceQuery, output: Output, options: dict[str, Any], open_: bool = False) -> None:
     """Write the interactive page of a SENTENCE, one HTML file that requires no server.
@@ -97,18 +95,16 @@ def explore(query: SentenceQuery, output: Output, options: dict[str, Any], open_
     Args:
         open_: Open the page in a browser; without -o, the page is in a temporary folder.
     """
-    texts = query.read_texts()
     if not output.out and not open_:
         raise BNetError("the output file is missing", hint="Give it with -o, such as -o cat.html, or use --open")
-    output.check(len(texts))
-    bnets, sentences = query.iter_sentences(texts), list[dict[str, Any]]()
-    outs = output.out or (str(Path(tempfile.mkdtemp(prefix="bnet-")) / "sentence-{}.html"),)
-    for k, s in enumerate(bnets):
-        files = [str(s.explore(number_path(out, k), **options)) for out in outs]
-        sentences.append({"sentence": texts[k], "words": s.words, "files": files})
-    lines = [f"{', '.join(entry['files'])}: {' '.join(entry['words'])}" for entry in sentences]
-    output.print_document({"command": "explore", "model": query.model, "sentences": sentences}, lines)
-    for file in [entry["files"][0] for entry in sentences] if open_ else []:
+    if not output.out:
+        output = replace(output, out=(str(Path(tempfile.mkdtemp(prefix="bnet-")) / "sentence-{}.html"),))
+
+    def answer(s: Sentence) -> Answer:
+        return Answer(lines=[" ".join(s.words)], save=partial(s.draw, **options))
+
+    documents = answer_sentences("explore", query, output, answer, combined_suffixes=())
+    for file in [document["files"][0] for document in documents] if open_ else []:
         if not webbrowser.open(Path(file).resolve().as_uri()):
             click.echo(f"no browser was found. Open {file} in a browser.", err=True)
 
@@ -147,12 +143,13 @@ def cost(
     net = load_model(model)
     counts += [net.sentence(split_stacks(net, text)).ground.word_counts for text in texts]
     groups = None if want is None else parse_names("--want", want)
-    results = []
+    answers = []
     for count, text in zip(counts, texts or words, strict=True):
         cost = net.cost(count, want=groups, **options)
-        lines, plotter = [line.rstrip() for line in str(cost).splitlines()], make_plotter(cost, show=show)
-        results.append(CommandResult(_cost_to_document(cost, text), lines, cost.to_dataframe, plotter))
-    output.write_results({"command": "cost", "model": model}, "costs", texts or words, results)
+        more = {"of": text, "rows": cost.to_dataframe(), "slices": [vars(row) for row in cost.slices]}
+        lines = [line.rstrip() for line in str(cost).splitlines()]
+        answers.append(Answer(cost, COST_FIELDS, more, lines, plot={"show": show}))
+    output.write("cost", answers, texts or words, "costs", model=model)
 
 
 def _parse_word_counts(text: str) -> int | dict[str, int]:
@@ -163,18 +160,6 @@ def _parse_word_counts(text: str) -> int | dict[str, int]:
     if not all(name and sign and is_integer(count) for name, sign, count in parts):
         raise BNetError("--words", expected="an integer, or one for each stack (enc=20,dec=30)", actual=text)
     return {name: int(count) for name, _, count in parts}
-
-
-def _cost_to_document(cost: Cost, text: str) -> dict[str, Any]:
-    """Return the JSON document of a cost."""
-    totals = {name: getattr(cost, name) for name in ("parameters", "flops", "order", "parameter_bytes", "value_bytes")}
-    totals["flops_in_words"] = None if cost.flops_in_words is None else str(cost.flops_in_words)
-    slices = [
-        {name: value if value is None or isinstance(value, int) else str(value) for name, value in vars(row).items()}
-        for row in cost.slices
-    ]
-    rows = cost.to_dataframe()
-    return {"of": text, "words": cost.words, "batch": cost.batch, **totals, "rows": rows, "slices": slices}
 
 
 @click.command("models", cls=SignatureCommand, short_help="List pretrained nets and families.")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -14,15 +14,15 @@ from bnet_transformer.cli.group import ApiOptions, Count, SignatureCommand
 from bnet_transformer.cli.io import (
     IMAGES,
     TABLES,
-    CommandResult,
+    Answer,
     Output,
     SentenceQuery,
     TableOutput,
     TextSource,
+    answer_sentences,
     find_word,
     format_table,
     load_model,
-    make_plotter,
     parse_names,
     parse_states,
     split_stacks,
@@ -32,6 +32,7 @@ from bnet_transformer.errors import BNetError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from bnet_transformer.bnet import BNet
     from bnet_transformer.sentence import Sentence
 
 RELATIVE_HELPS = {
@@ -45,6 +46,20 @@ METRIC_HINT = "Use --metric NODE=STATE, or --answer CLEAN,CORRUPT for the readou
 FORMATS = (*TABLES, *IMAGES)
 SENTENCE_FILE = "sentence.py"
 INCLUSION_OPTIONS = ("method", "sigma", "output", "role", "interval", "budget", "seed")
+
+
+@dataclass(frozen=True)
+class LimitedQuery(SentenceQuery):
+    """The sentences of a query of probabilities.
+
+    Args:
+        budget: The maximum number of joint states of latent choices, by default 65536.
+    """
+
+    budget: Count | None = None
+
+    def build_sentence(self, net: BNet, text: str) -> Sentence:
+        return super().build_sentence(net, text).limits(budget=self.budget)
 
 
 @click.group("ask", invoke_without_command=True, short_help="Query posteriors, separation, relatives and attention.")
@@ -63,36 +78,27 @@ def ask(ctx: click.Context) -> None:
         click.echo(ctx.get_help())
 
 
-@ask.command(
-    "posterior",
-    cls=SignatureCommand,
-    short_help="P(NODE | evidence).",
-    formats=FORMATS,
-    options=[ApiOptions(SENTENCE_FILE, ("posterior",), ("budget",))],
-)
-def posterior(nodes: str, query: SentenceQuery, options: dict[str, Any], output: TableOutput) -> None:
+@ask.command("posterior", cls=SignatureCommand, short_help="P(NODE | evidence).", formats=FORMATS)
+def posterior(nodes: str, query: LimitedQuery, output: TableOutput) -> None:
     """Compute P(NODE | evidence) of a discrete node, or of several nodes jointly (separated by commas: c,y_2).
 
     bnet-transformer ask posterior y_2 "the cat sat" --do c=1
     """
     names = parse_names("NODES", nodes)
 
-    def answer(s: Sentence) -> CommandResult:
-        probs = s.posterior(names if len(names) > 1 else names[0], **options)
-        sizes = zip(names, probs.shape, strict=True)
-        labels = [list(s.state.labels(s.ground.id(name)) or map(str, range(size))) for name, size in sizes]
+    def answer(s: Sentence) -> Answer:
+        probs = s.posterior(names if len(names) > 1 else names[0])
+        labels = [s.labels(name) for name in names]
+        columns = name_columns(names, ["probability"])
+        table = _make_table([*itertools.product(*labels)], columns=columns, dtype=object)
+        table = table.assign(probability=probs.flatten().tolist())
+        lines = output.format_rows(table, by="probability")
         distinct = [distinguish(part) for part in labels]  # in a file all tokens are distinguished, not only the shown
+        table[columns] = [*itertools.product(*distinct)]
+        more = {"nodes": names, "labels": distinct, "probabilities": probs}
+        return Answer(s, more=more, lines=lines, table=table, plot={"node": names})
 
-        def make_table(parts: Sequence[Sequence[str]]) -> pd.DataFrame:
-            rows = [*itertools.product(*parts)]
-            columns = name_columns(names, ["probability"])
-            return _make_table(rows, columns=columns, dtype=object).assign(probability=probs.flatten().tolist())
-
-        document = {"nodes": names, "labels": distinct, "probabilities": probs}
-        lines = output.format_rows(make_table(labels), by="probability")
-        return CommandResult(document, lines, lambda: make_table(distinct), make_plotter(s, node=names))
-
-    _run_question("posterior", query, output if len(names) < 3 else replace(output, formats=TABLES), answer)
+    answer_sentences("ask posterior", query, output if len(names) < 3 else replace(output, formats=TABLES), answer)
 
 
 @ask.command(
@@ -100,9 +106,9 @@ def posterior(nodes: str, query: SentenceQuery, options: dict[str, Any], output:
     cls=SignatureCommand,
     short_help="The most probable joint states of latent choices.",
     formats=FORMATS,
-    options=[ApiOptions(SENTENCE_FILE, ("most_probable",), ("count", "budget"))],
+    options=[ApiOptions(SENTENCE_FILE, ("most_probable",), ("count",))],
 )
-def most_probable(query: SentenceQuery, options: dict[str, Any], output: TableOutput, nodes: str | None = None) -> None:
+def most_probable(query: LimitedQuery, options: dict[str, Any], output: TableOutput, nodes: str | None = None) -> None:
     """Find the most probable joint states of all latent choices given the evidence (the most probable explanation).
 
     bnet-transformer ask most-probable "the cat sat" --given y_2=cat --count 3
@@ -113,23 +119,21 @@ def most_probable(query: SentenceQuery, options: dict[str, Any], output: TableOu
     """
     names = None if nodes is None else parse_names("--nodes", nodes)
 
-    def answer(s: Sentence) -> CommandResult:
-        result = s.most_probable(**options) if names is None else s.marginal_map(names, **options)
+    def answer(s: Sentence) -> Answer:
+        result = s.most_probable(nodes=names, **options)
         labels = {name: result.labels(name) for name in result.nodes}
-        document: dict[str, Any] = {"nodes": result.nodes, "states": result.states}
-        document["labels"] = [*zip(*labels.values(), strict=True)]
-        document |= {"log_probs": result.log_probs, "shares": result.shares, "log_evidence": result.log_evidence}
-        table = result.to_dataframe().reset_index()
         states = _make_table([{"node": name, **dict(enumerate(row, 1))} for name, row in labels.items()])
-        lines = [*format_table(table[["rank", "log_prob", "share"]]), *output.format_rows(states)]
-        return CommandResult(document, lines, lambda: table, make_plotter(result))
+        ranks = result.to_dataframe().reset_index()[["rank", "log_prob", "share"]]
+        fields = ("nodes", "states", "log_probs", "shares", "log_evidence")
+        lines = [*format_table(ranks), *output.format_rows(states)]
+        return Answer(result, fields, {"labels": [*zip(*labels.values(), strict=True)]}, lines)
 
-    _run_question("most-probable", query, output, answer)
+    answer_sentences("ask most-probable", query, output, answer)
 
 
 @ask.command("separated", cls=SignatureCommand, short_help="Whether the graph separates X from Y.", formats=TABLES)
 def separated(
-    x: str, y: str, query: SentenceQuery, output: Output, deterministic: bool = False, verify: bool = False
+    x: str, y: str, query: LimitedQuery, output: Output, deterministic: bool = False, verify: bool = False
 ) -> None:
     """Test whether the graph separates X from Y; each is a node, or several nodes separated by commas.
 
@@ -142,32 +146,33 @@ def separated(
     left, right = parse_names("X", x), parse_names("Y", y)
     known = [name for text in query.given for name in parse_names("--given", text)]
 
-    def answer(s: Sentence) -> CommandResult:
+    def answer(s: Sentence) -> Answer:
         result = s.separated(left, right, known, deterministic=deterministic, verify=verify)
         trail = None if result else s.active_trail(left, right, known, deterministic=deterministic)
-        names = ("x", "y", "given", "deterministic", "dependence", "over_choices", "over_roots")
-        fields = {name: getattr(result, name) for name in names}
-        document = {"separated": bool(result), **fields, "trail": None if trail is None else str(trail)}
+        fields = ("separated", "x", "y", "given", "deterministic", "dependence", "over_choices", "over_roots")
+        separation = Answer(result, fields, {"trail": None if trail is None else str(trail)})
+        row = {
+            key: " ".join(value) if isinstance(value, tuple) else value for key, value in separation.document.items()
+        }
         verdict = "separated" if result else "not separated"
         lines = [f"{', '.join(left)} and {', '.join(right)} given {', '.join(known) or 'nothing'}: {verdict}"]
         lines += [f"along {trail}"] if trail is not None else []
         lines += [f"dependence in this sentence: {result.dependence:.3g}"] if result.dependence is not None else []
-        row = {key: " ".join(value) if isinstance(value, tuple) else value for key, value in document.items()}
-        return CommandResult(document, lines, lambda: _make_table([row]))
+        return replace(separation, lines=lines, table=_make_table([row]))
 
-    _run_question("separated", replace(query, given=()), output, answer)
+    answer_sentences("ask separated", replace(query, given=()), output, answer)
 
 
 def _add_relative_command(name: str, help_text: str) -> None:
     """Add the command `ask NAME`, for a method of `Sentence` that returns the relatives of one node."""
 
     def relative(node: str, query: SentenceQuery, output: Output) -> None:
-        def answer(s: Sentence) -> CommandResult:
+        def answer(s: Sentence) -> Answer:
             nodes: list[str] = getattr(s, name)(node)
-            make_table = lambda: _make_table([{"node": node, name: x} for x in nodes])  # noqa: E731
-            return CommandResult({"node": node, "nodes": nodes}, [" ".join(nodes) or "none"], make_table)
+            table = _make_table([{"node": node, name: x} for x in nodes])
+            return Answer(more={"node": node, "nodes": nodes}, lines=[" ".join(nodes) or "none"], table=table)
 
-        _run_question(name, query, output, answer)
+        answer_sentences(f"ask {name}", query, output, answer)
 
     relative.__doc__ = f'{help_text}\n\nbnet-transformer ask {name} q_0_1 "the cat sat"'
     ask.command(name, cls=SignatureCommand, short_help=help_text, formats=TABLES)(relative)
@@ -182,10 +187,10 @@ for _name, _text in RELATIVE_HELPS.items():
     cls=SignatureCommand,
     short_help="Attention to source words over slices.",
     formats=FORMATS,
-    options=[ApiOptions(SENTENCE_FILE, ("reads",), ("slices", "residual", "head", "role", "method", "budget"))],
+    options=[ApiOptions(SENTENCE_FILE, ("reads",), ("slices", "residual", "head", "role", "method"))],
 )
 def reads(
-    query: SentenceQuery, output: Output, options: dict[str, Any], word: str | None = None, paths: Count | None = None
+    query: LimitedQuery, output: Output, options: dict[str, Any], word: str | None = None, paths: Count | None = None
 ) -> None:
     """Compute the attention of output words to source words: P(source word | output word) over the attention TPMs.
 
@@ -198,39 +203,17 @@ def reads(
     if paths is not None and word is None:
         raise BNetError("--paths requires --word", hint="Give the output word with --word")
 
-    def answer(s: Sentence) -> CommandResult:
+    def answer(s: Sentence) -> Answer:
         reads = s.reads(**options)
         tokens = list(reads.tokens)
         k = None if word is None else find_word("--word", word, tokens)
         top_paths = [] if k is None else reads.paths(k, count=paths or 3)
-        document = {"tokens": tokens, "slices": reads.slices, "residual": reads.residual, "matrix": reads.matrix}
-        document["paths"] = [{"words": path.words, "probability": path.probability} for path in top_paths]
-        plotter = make_plotter(reads, **({} if k is None else {"word": k}))
+        more = {"tokens": tokens, "paths": [{"words": p.words, "probability": p.probability} for p in top_paths]}
         matrix = _make_table(reads.matrix.tolist(), index=tokens, columns=tokens)
-        rows = format_table(matrix if k is None else matrix.iloc[[k]], index=True)
-        return CommandResult(document, [*rows, *map(str, top_paths)], reads.to_dataframe, plotter)
+        lines = [*format_table(matrix if k is None else matrix.iloc[[k]], index=True), *map(str, top_paths)]
+        return Answer(reads, ("slices", "residual", "matrix"), more, lines, plot={} if k is None else {"word": k})
 
-    _run_question("reads", query, output, answer)
-
-
-def _run_question(
-    command: str, query: SentenceQuery, output: Output, answer: Callable[[Sentence], CommandResult]
-) -> None:
-    """Run `answer` on each sentence, and write and print the results; a table may contain all, an image only one.
-
-    Args:
-        command: The name after `ask`.
-        query: The sentences, their net and their values.
-        output: Where the results go.
-        answer: Computes the result of one sentence.
-    """
-    texts = query.read_texts()
-    output.check(len(texts), combined_suffixes=TABLES)
-    results = []
-    for text, s in zip(texts, query.iter_sentences(texts), strict=True):
-        result = answer(s)
-        results.append(replace(result, document={"sentence": text, "words": s.words, **result.document}))
-    output.write_results({"command": f"ask {command}", "model": query.model}, "sentences", texts, results)
+    answer_sentences("ask reads", query, output, answer)
 
 
 def _make_table(rows: Sequence[Any], **kwargs: Any) -> pd.DataFrame:
@@ -238,6 +221,36 @@ def _make_table(rows: Sequence[Any], **kwargs: Any) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame(rows, **kwargs)
+
+
+@dataclass(frozen=True)
+class SweepCells:
+    """The cells of a sweep and what is measured.
+
+    Args:
+        first_order: Estimate the effects from gradients, without running a cell.
+        at: The cells: a role (x, q, j, a), an arrow ("v -> a"), or names and patterns; by default x. May be repeated.
+        metric: A node and its state, or two states for their difference: y_2=cat or y_2=cat,dog. An integer is a
+            state; the word 7 is "7", in double quotes, which also keep a leading space: " Mary".
+        answer: The metric of the readout of the last word, as the clean and the corrupt answer: cat,dog.
+        over: The axes of the result, such as slice,head.
+        ablate: Patch in zeros, or the mean over the words; the sentences are then no pairs, and all are patched.
+        memory: The approximate memory in MB.
+    """
+
+    first_order: bool = False
+    at: tuple[str, ...] = ()
+    metric: str | None = None
+    answer: str | None = None
+    over: str | None = None
+    ablate: Literal["zero", "mean"] | None = None
+    memory: Count | None = None
+
+    def make_metric(self, corrupt: Sentence) -> dict[str, object]:
+        """The metric of `--metric` or `--answer`."""
+        if self.metric is not None:
+            return _parse_metric(self.metric)
+        return _make_answer_metric(corrupt, str(self.answer))
 
 
 @click.command(
@@ -253,13 +266,7 @@ def sweep(
     output: TableOutput,
     options: dict[str, Any],
     gradient: dict[str, Any],
-    first_order: bool = False,
-    at: tuple[str, ...] = (),
-    metric: str | None = None,
-    answer: str | None = None,
-    over: str | None = None,
-    ablate: Literal["zero", "mean"] | None = None,
-    memory: Count | None = None,
+    request: SweepCells,
     restored: bool = False,
     theme: Literal["light", "dark"] = "light",
 ) -> None:
@@ -270,43 +277,33 @@ def sweep(
     bnet-transformer sweep "the cat sat" "the dog sat" --answer cat,dog
 
     Args:
-        first_order: Estimate the effects from gradients, without running a cell.
-        at: The cells: a role (x, q, j, a), an arrow ("v -> a"), or names and patterns; by default x. May be repeated.
-        metric: A node and its state, or two states for their difference: y_2=cat or y_2=cat,dog. An integer is a
-            state; the word 7 is "7", in double quotes, which also keep a leading space: " Mary".
-        answer: The metric of the readout of the last word, as the clean and the corrupt answer: cat,dog.
-        over: The axes of the result, such as slice,head.
-        ablate: Patch in zeros, or the mean over the words; the sentences are then no pairs, and all are patched.
-        memory: The approximate memory in MB.
         restored: Show shares of the total effect in images.
         theme: The colours of images.
     """
     output.check()
-    texts = _read_pairs(query, is_ablated=ablate is not None)
-    if (metric is None) == (answer is None):
+    texts = _read_pairs(query, is_ablated=request.ablate is not None)
+    if (request.metric is None) == (request.answer is None):
         both = "give --metric or --answer, not both"
-        raise BNetError(both if metric is not None else "the metric is missing", hint=METRIC_HINT)
+        raise BNetError(both if request.metric is not None else "the metric is missing", hint=METRIC_HINT)
     from bnet_transformer.interventions import Mean, Zero, sweep
     from bnet_transformer.interventions.methods import Gradient
 
     net = load_model(query.model)
     pairs = [[query.build_sentence(net, text) for text in pair] for pair in texts]
     clean, corrupt = [pair[0] for pair in pairs], [pair[-1] for pair in pairs]
-    target = _parse_metric(metric) if metric is not None else _make_answer_metric(corrupt[0], str(answer))
-    options["over"] = None if over is None else parse_names("--over", over)
-    if memory is not None:
-        options["memory"] = memory * 2**20
-    if first_order or gradient:
+    target = request.make_metric(corrupt[0])
+    options["over"] = None if request.over is None else parse_names("--over", request.over)
+    if request.memory is not None:
+        options["memory"] = request.memory * 2**20
+    if request.first_order or gradient:
         options["method"] = Gradient(**gradient)
     is_noise = options.get("direction") == "noise"
     sides: tuple[Any, Any] = clean, corrupt
-    if ablate is not None:  # all sentences are patched
-        ablation = Zero() if ablate == "zero" else Mean()
+    if request.ablate is not None:  # all sentences are patched
+        ablation = Zero() if request.ablate == "zero" else Mean()
         sides = (corrupt, ablation) if is_noise else (ablation, corrupt)
-    result = sweep.sweep(*sides, at=_parse_cells(at), metric=target, **options)
+    result = sweep.sweep(*sides, at=_parse_cells(request.at), metric=target, **options)
     table, method = result.to_dataframe(), getattr(result.method, "describe", lambda: "exact")()
-    document = {"at": result.at, "method": method, "metric": target, "sentences": texts}
-    document |= {name: getattr(result, name) for name in ("axes", "labels", "clean", "corrupt", "values")}
     rows = table.dropna(axis="columns", how="all")  # one example has no standard error
     ((node, states),) = target.items()
     states = states if isinstance(states, tuple) else (states,)
@@ -314,10 +311,11 @@ def sweep(
     runs = {"clean": result.clean, "corrupt": result.corrupt}
     baseline = ", ".join(f"{float(run.mean()):.3f} {name}" for name, run in runs.items() if run is not None)
     header = f"{difference}: {baseline}; effects are changes from {'clean' if is_noise else 'corrupt'}"
+    fields = ("at", "axes", "labels", "clean", "corrupt", "values")
+    more = {"method": method, "metric": target, "sentences": texts, "table": table}
     lines = [repr(result), header, *output.format_rows(rows, by="effect")]
-    plotter = make_plotter(result, restored=restored, theme=theme)
-    document["table"] = table
-    output.write_result("sweep", CommandResult(document, lines, lambda: table, plotter), model=query.model)
+    swept = Answer(result, fields, more, lines, table, {"restored": restored, "theme": theme})
+    output.write("sweep", [swept], model=query.model)
 
 
 def _read_pairs(query: SentenceQuery, *, is_ablated: bool) -> list[list[str]]:
@@ -427,21 +425,21 @@ def heads(
         columns = by_head[["slice", "head", "role", "mean", "chance"]]
         columns = columns.rename(columns={"role": "reads", "mean": "share"})
         table = table.merge(columns, on=["slice", "head"], how="left")
-    names = ("sentences", "method", "likelihood", "sigma", "interval")
-    document = {"summary": result.caption, **{name: getattr(result, name) for name in names}}
     ranks = result.agreement()
     duplicates = None if result.interaction is None else result.duplicates()
-    document |= {"table": result.to_dataframe(), "agreement": {name: dict(column) for name, column in ranks.items()}}
-    document |= {"dead": result.dead, "duplicates": duplicates, "roles": by_head}
+    agreement = {name: dict(column) for name, column in ranks.items()}
+    more: dict[str, Any] = {"summary": result.caption, "table": result.to_dataframe(), "agreement": agreement}
+    more |= {"duplicates": duplicates, "roles": by_head}
     lines = [result.caption, *output.format_rows(table)]
     if result.dead:
         lines.append("heads without effect: " + ", ".join(f"{result.slices[s]}_{h}" for s, h in result.dead))
     if duplicates:
         pairs = (f"{result.slices[s]}_{h} and {result.slices[s]}_{o}" for s, h, o in duplicates[:5])
-        more = f", {len(duplicates) - 5} more" if len(duplicates) > 5 else ""
-        lines.append(f"redundant pairs of heads: {', '.join(pairs)}{more}")
+        hidden = f", {len(duplicates) - 5} more" if len(duplicates) > 5 else ""
+        lines.append(f"redundant pairs of heads: {', '.join(pairs)}{hidden}")
     correlations = (f"{a} and {b} {ranks.loc[a, b]:.2f}" for a, b in itertools.combinations(ranks, 2))
     lines.append("rank correlations: " + "; ".join(correlations))
     num_rows = len(table) if output.all_ else min(output.num_rows, len(table))
-    plotter = make_plotter(result, show=show, theme=theme, **({"top": num_rows} if show == "intervals" else {}))
-    output.write_result("heads", CommandResult(document, lines, lambda: table, plotter), model=model)
+    fields = ("sentences", "method", "likelihood", "sigma", "interval", "dead")
+    plot = {"show": show, "theme": theme, **({"top": num_rows} if show == "intervals" else {})}
+    output.write("heads", [Answer(result, fields, more, lines, table, plot)], model=model)

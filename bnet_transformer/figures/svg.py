@@ -83,7 +83,7 @@ class NotebookPicture(Picture):
         return to_svg(self)
 
     def to_graphviz(self) -> graphviz.Source:
-        """Return the figure as DOT without positions; see `Sentence.to_graphviz`."""
+        """Return the figure as DOT without positions; see `Picture.to_graphviz`."""
         return DotSource(to_dot(self), self._repr_svg_)
 
 

@@ -305,23 +305,6 @@ class StructureQueries:
         """
         return find_active_trail(self._graph, self._build_query(x, y, given), self._closure_groups(deterministic))
 
-    def reaches(self, x: str, y: str) -> bool:
-        """Whether a directed path leads from x to y.
-
-        Args:
-            x: The name of a node.
-            y: The name of a node.
-
-        Returns:
-            True if there is a path.
-
-        >>> import bnet_transformer as bt
-        >>> s = bt.bayesuvius(dim=4).sentence("the cat sat")
-        >>> s.reaches("x_0_1", "x_1_2"), s.reaches("q_0_1", "x_1_2")
-        (True, False)
-        """
-        return has_path(self._graph, self._graph.id(x), self._graph.id(y))
-
     def minimal_cut(self, x: str, y: str, *, limit: int = DEFAULT_LIMIT) -> list[str] | None:
         """A smallest set of nodes that contains a node of every directed path from x to y.
 
@@ -375,13 +358,6 @@ class StructureQueries:
 
 
 # paths, trails, separators and cuts
-
-
-def has_path(ground: GroundGraph, x: int, y: int) -> bool:
-    """True if a directed path leads from x to y."""
-    thinned = thin_graph(ground, [{x, y}])
-    ((source, target),) = thinned.to_thinned([[x, y]])
-    return target in descendants(thinned.apply_surgery(), [source])
 
 
 def find_active_trail(

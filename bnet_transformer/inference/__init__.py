@@ -14,7 +14,6 @@ from bnet_transformer.inference.elimination import log_evidence as log_evidence,
 from bnet_transformer.inference.most_probable import (
     GroupStates as GroupStates,
     RankedStates as RankedStates,
-    find_explained_nodes as find_explained_nodes,
     plan_ranked_states as plan_ranked_states,
 )
 from bnet_transformer.inference.plan import PerformanceWarning as PerformanceWarning, Plan as Plan

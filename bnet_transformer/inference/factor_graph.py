@@ -51,8 +51,8 @@ R = TypeVar("R")
 LANE_BITS = 64
 ALL_LANES = ~np.uint64(0)
 BUDGET_HINT = (
-    "Raise budget=, set or observe some of these nodes, or use sample(n) of a sentence without evidence, which is "
-    "approximate"
+    "Raise the budget (s.limits(budget=...)), set or observe some of these nodes, or use sample(n) of a sentence "
+    "without evidence, which is approximate"
 )
 
 

@@ -228,7 +228,10 @@ def _gram_squared_error(attention: AttentionInputs, target: Tensor, observed: Te
     return dims.unflatten(total.flatten(1, 2), 1, 1).squeeze(-1)
 
 
-OVER_BUDGET_HINT = "Raise budget=, set or observe some of these, or use sample(n) of a sentence without evidence"
+OVER_BUDGET_HINT = (
+    "Raise the budget (s.limits(budget=...)), set or observe some of these, or use sample(n) of a sentence without "
+    "evidence"
+)
 LOG_ZERO = -1e30  # the log of probability 0: finite, so that sums and gradients are finite
 
 

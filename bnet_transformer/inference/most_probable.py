@@ -21,7 +21,7 @@ from bnet_transformer._core.naming import EVERY_NODE, count_word_from_start, mat
 from bnet_transformer._core.process import check_memory
 from bnet_transformer._core.results import Result
 from bnet_transformer._core.tokens import distinguish, name_columns
-from bnet_transformer.errors import BNetError, BudgetError, unknown_name_error
+from bnet_transformer.errors import BudgetError, unknown_name_error
 from bnet_transformer.inference import elimination
 from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_graph
 from bnet_transformer.inference.factors import FactorRequest
@@ -36,7 +36,6 @@ from bnet_transformer.inference.posteriors import (
 )
 from bnet_transformer.inference.query import Query
 from bnet_transformer.inference.values import SentenceState
-from bnet_transformer.reference import GroundModel
 
 UNKNOWN_STATE = -1
 MAX_SHOWN = 12  # states of a group in a text
@@ -193,23 +192,6 @@ class RankedStates(Result):
         """The numbers of joint states and of nodes, in one line."""
         names = ", ".join([*self.nodes[:3], *(["…"] if len(self.nodes) > 3 else [])])
         return f"{len(self)} most probable joint states of {len(self.nodes):,} nodes: {names}"
-
-
-def find_explained_nodes(model: GroundModel) -> list[int]:
-    """The nodes of a most probable explanation: the discrete nodes that have children and are not set.
-
-    A discrete node without children is a readout. Without evidence on it, its probabilities sum to 1.
-    """
-    graph = model.network.graph
-    choices = [s.group for s in model.network.specs if s.tpm.kind == "discrete" and graph.out_edges[s.group.index]]
-    nodes = [node for group in choices for node in model.ground.select_nodes(group).tolist() if node not in model.do]
-    if not nodes:
-        raise BNetError(
-            "most probable explanation",
-            expected="a sentence with latent choices: discrete nodes that have children and are not set by do",
-            hint="For the most probable states of readouts, use marginal_map(nodes)",
-        )
-    return nodes
 
 
 def plan_ranked_states(state: SentenceState, query: Query, count: int, method: str) -> Plan[RankedStates]:

@@ -299,13 +299,18 @@ def explain_call(
     try:
         plan = find_plan(*bound.args, **bound.kwargs)
     except BudgetError as error:
-        if "budget" not in signature(function).parameters:
+        first = next(iter(bound.arguments))
+        if "budget" in signature(function).parameters:
+            larger = {"budget": UNLIMITED_STATES}
+        elif hasattr(bound.arguments[first], "limits"):  # the sentence whose method is explained
+            larger = {first: bound.arguments[first].limits(budget=UNLIMITED_STATES)}
+        else:
             raise
         excess = error
 
         def raise_excess() -> NoReturn:
             raise excess
 
-        bound.arguments["budget"] = UNLIMITED_STATES
+        bound.arguments.update(larger)
         plan = replace(find_plan(*bound.args, **bound.kwargs), excess=str(error), run=raise_excess)
     return replace(plan, run=translate_memory_errors(question)(plan.run))

@@ -164,7 +164,7 @@ def check_nodes(query: Query) -> None:
         raise BNetError("nodes", expected="different nodes", actual=query.format_nodes())
     count = math.prod(query.model.count_states(node) for node in query.nodes)
     if len(query.nodes) > 1 and count > query.budget:
-        hint = "Request fewer nodes, set or observe some of them, or raise budget="
+        hint = f"Request fewer nodes, set or observe some of them, or {reference.RAISE_BUDGET}"
         expected = f"at most {query.budget} joint states of {query.format_nodes()}"
         raise BudgetError("joint posterior", expected=expected, actual=format_count(count), hint=hint)
 
@@ -198,7 +198,7 @@ def plan_elimination(question: str, query: Query, compute: Callable[[FactorReque
     if states > query.budget:
         names = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
         reason = f"it would sum over {format_count(states)} joint states of {names}, more than the budget of "
-        return Obstacle(network.specs[index].group.name, reason + format_count(query.budget), "raise budget=")
+        return Obstacle(network.specs[index].group.name, reason + format_count(query.budget), reference.RAISE_BUDGET)
     run, flops = partial(compute, factors), partial(factors.count_flops, query.module)
     return Plan(question, "elimination", ELIMINATION_REASON, run, states=states, count_flops=flops)
 

@@ -645,6 +645,23 @@ class NodeEvaluator:
         return groups | self.model.network.graph.descendants(groups)
 
 
+def find_explained_nodes(model: GroundModel) -> list[int]:
+    """The nodes of a most probable explanation: the discrete nodes that have children and are not set.
+
+    A discrete node without children is a readout. Without evidence on it, its probabilities sum to 1.
+    """
+    graph = model.network.graph
+    choices = [s.group for s in model.network.specs if s.tpm.kind == "discrete" and graph.out_edges[s.group.index]]
+    nodes = [node for group in choices for node in model.ground.select_nodes(group).tolist() if node not in model.do]
+    if not nodes:
+        raise BNetError(
+            "most probable explanation",
+            expected="a sentence with latent choices: discrete nodes that have children and are not set by do",
+            hint="For the most probable states of readouts, pass nodes=",
+        )
+    return nodes
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # The state of one sentence: its tensors, its interventions and its evidence; from these, its model and its values.
 
@@ -662,6 +679,8 @@ class SentenceState:
         interventions: The value or the attention row to which `do` sets each node, by ground id.
         evidence: The observed value of each node, by ground id.
         previous: The evaluator before the last `do` or evidence; values that these do not change are reused.
+        budget: The maximum number of joint states of choices that a query of probabilities computes.
+        atol: The absolute tolerance of evidence on nodes that are functions of their parents.
 
     >>> import bnet_transformer as bt
     >>> state = bt.bayesuvius(dim=4).sentence("the cat sat").do(c=1).state
@@ -674,6 +693,8 @@ class SentenceState:
     interventions: Mapping[int, Tensor | AttentionRow] = field(default_factory=dict)
     evidence: Mapping[int, Tensor] = field(default_factory=dict)
     previous: NodeEvaluator | None = None
+    budget: int = BUDGET
+    atol: float = ATOL
 
     @property
     def network(self) -> Network:
@@ -803,28 +824,24 @@ class SentenceState:
         for node in set(interventions) & set(evidence):
             raise EvidenceError(f"{self.model.ground.name(node)}: set it by do or observe it, not both")
 
-    def query(self, nodes: Collection[int] = (), budget: int = BUDGET, atol: float = ATOL) -> Query:
-        """A query about probabilities, given the evidence of this state.
+    def with_limits(self, budget: int | None = None, atol: float | None = None) -> SentenceState:
+        """The state with another maximum number of joint states, or another tolerance of evidence."""
+        budget = self.budget if budget is None else check_int("budget", budget)
+        atol = self.atol if atol is None else check_float("atol", atol, minimum=0)
+        state = replace(self, budget=budget, atol=atol)
+        vars(state).update({name: vars(self)[name] for name in ("model", "evaluator") if name in vars(self)})
+        return state
 
-        Args:
-            nodes: The requested nodes, by ground id.
-            budget: The maximum number of joint states of choices.
-            atol: The absolute tolerance of evidence on nodes that are functions of their parents.
+    def query(self, nodes: Collection[int] = ()) -> Query:
+        """A query about the probabilities of nodes, by ground id, given the evidence and within the limits."""
+        return Query(self.module, self.model, self.evidence, tuple(nodes), self.budget, self.atol)
 
-        Returns:
-            The query.
-        """
-        limits = check_int("budget", budget), check_float("atol", atol, minimum=0)
-        return Query(self.module, self.model, self.evidence, tuple(nodes), *limits)
-
-    def posterior_query(self, name: object, evidence: Mapping[str, object] | None, budget: int, atol: float) -> Query:
+    def posterior_query(self, name: object, evidence: Mapping[str, object] | None) -> Query:
         """The query of a posterior.
 
         Args:
             name: The name of a discrete node, or several names.
             evidence: Evidence in addition to that of this state.
-            budget: The maximum number of joint states of choices.
-            atol: The absolute tolerance of evidence on nodes that are functions of their parents.
 
         Returns:
             The query.
@@ -832,25 +849,24 @@ class SentenceState:
         nodes = [self.model.ground.id(item) for item in parse_names("name", name)]
         if not nodes:
             raise BNetError("name", expected="the name of a node, or several names")
-        query = self.with_evidence(evidence).query(nodes, budget, atol)
+        query = self.with_evidence(evidence).query(nodes)
         for node in nodes:
             check_discrete_node(self.model, node)
         return query
 
-    def marginal_map_query(
-        self, names: object, evidence: Mapping[str, object] | None, budget: int, atol: float
-    ) -> Query:
-        """The query of a marginal MAP: discrete nodes by name, node group, role or pattern.
+    def ranked_states_query(self, names: object, evidence: Mapping[str, object] | None) -> Query:
+        """The query of the most probable states of discrete nodes, by name, node group, role or pattern.
 
         Args:
-            names: One name or several; nodes of a group or a pattern that are set by `do` are left out.
+            names: One name or several; nodes of a group or a pattern that are set by `do` are left out. None for all
+                latent choices.
             evidence: Evidence in addition to that of this state.
-            budget: The maximum number of joint states of choices.
-            atol: The absolute tolerance of evidence on nodes that are functions of their parents.
 
         Returns:
             The query.
         """
+        if names is None:
+            return self.with_evidence(evidence).query(find_explained_nodes(self.model))
         nodes: list[int] = []
         for name in parse_names("nodes", names):
             matches = find_family(self.model.ground, name).nodes
@@ -859,7 +875,7 @@ class SentenceState:
             raise BNetError("nodes", expected="at least one node that is not set by do")
         for node in nodes:
             check_discrete_node(self.model, node)
-        return self.with_evidence(evidence).query(dict.fromkeys(nodes), budget, atol)
+        return self.with_evidence(evidence).query(dict.fromkeys(nodes))
 
     def selection(
         self,

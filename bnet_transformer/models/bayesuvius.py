@@ -10,7 +10,7 @@ the scope of the selector. With `combine="concat"` there is no selector: head is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.naming import Reach
@@ -18,7 +18,7 @@ from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
 from bnet_transformer.declare.declaration import check_vocabulary
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models.builders import build_observation, parse_mask
+from bnet_transformer.models.builders import build_observation, parse_mask, takes_options
 from bnet_transformer.tpm import (
     TPM,
     Add,
@@ -36,26 +36,9 @@ from bnet_transformer.tpm import (
 )
 
 
-def bayesuvius(
-    dim: int,
-    *,
-    slices: int = 1,
-    heads: int = 2,
-    atoms: int | tuple[int, int, int] | None = None,
-    combine: str = "select",
-    per: str = "sentence",
-    residual: bool = False,
-    mask: object = None,
-    scale: float | None = 1.0,
-    key_dim: int | None = None,
-    value_dim: int | None = None,
-    vocabulary: Sequence[str] | None = None,
-    observe: TPM | None = None,
-    attention: str = "soft",
-    prior: float | Sequence[float] | None = None,
-    seed: int = 0,
-) -> BNet:
-    """The net of the chapter: attention in which a selector chooses a head.
+@dataclass(frozen=True)
+class BayesuviusOptions:
+    """The options of the net of the chapter.
 
     Args:
         dim: The width of the hidden state of a word.
@@ -81,6 +64,33 @@ def bayesuvius(
         prior: The concentration of the Dirichlet prior on the probabilities of selector and atoms: a number, or for a
             selector without atoms a number for each head. None (default) for no prior.
         seed: The seed of the initial parameters. Default 0.
+    """
+
+    dim: int
+    _: KW_ONLY
+    slices: int = 1
+    heads: int = 2
+    atoms: int | tuple[int, int, int] | None = None
+    combine: str = "select"
+    per: str = "sentence"
+    residual: bool = False
+    mask: object = None
+    scale: float | None = 1.0
+    key_dim: int | None = None
+    value_dim: int | None = None
+    vocabulary: Sequence[str] | None = None
+    observe: TPM | None = None
+    attention: str = "soft"
+    prior: float | Sequence[float] | None = None
+    seed: int = 0
+
+
+@takes_options(BayesuviusOptions)
+def bayesuvius(options: BayesuviusOptions) -> BNet:
+    """The net of the chapter: attention in which a selector chooses a head.
+
+    Args:
+        {options}
 
     Returns:
         The net.
@@ -93,18 +103,20 @@ def bayesuvius(
     >>> s["q_0_2"].shape, s["x_2_1"].shape, s["W_q_0"].shape    # for each state of c
     (torch.Size([4, 8]), torch.Size([4, 8]), torch.Size([4, 8, 8]))
     """
-    dim, heads = check_int("dim", dim), check_int("heads", heads)
+    dim, heads = check_int("dim", options.dim), check_int("heads", options.heads)
+    combine, per, atoms = options.combine, options.per, options.atoms
     check_choice("combine", combine, ("select", "concat"))
     check_choice("per", per, ("corpus", "sentence", "slice", "word"))
-    check_choice("attention", attention, ("soft", "marginal"))
+    check_choice("attention", options.attention, ("soft", "marginal"))
     if combine == "concat" and (atoms is not None or per != "sentence"):
         option, actual = ("per", per) if atoms is None else ("atoms", atoms)
         raise BNetError(option, expected="the default, because combine='concat' has no selector", actual=actual)
-    key = dim if key_dim is None else check_int("key_dim", key_dim)
-    value = dim if value_dim is None else check_int("value_dim", value_dim)
-    slice_ = _SliceBuilder(dim, {"q": key, "k": key, "v": value}, parse_mask(mask), Dot(scale), residual, prior)
+    key = dim if options.key_dim is None else check_int("key_dim", options.key_dim)
+    value = dim if options.value_dim is None else check_int("value_dim", options.value_dim)
+    widths, score = {"q": key, "k": key, "v": value}, Dot(options.scale)
+    slice_ = _SliceBuilder(dim, widths, parse_mask(options.mask), score, options.residual, options.prior)
     sizes = None if atoms is None else _parse_atom_counts(atoms)
-    selector = Node("c", Categorical(heads, prior=prior), scope="corpus" if per == "corpus" else "sentence")
+    selector = Node("c", Categorical(heads, prior=options.prior), scope="corpus" if per == "corpus" else "sentence")
     outside: list[Node] = []
     plates = [Plate("head", heads)]
     if combine == "concat":
@@ -117,15 +129,17 @@ def bayesuvius(
         plates, outside = [], [selector]
         if per == "slice":
             nodes, outside = [selector, *nodes], []
-    readout = build_observation(observe)
-    if attention == "marginal":
-        if combine == "concat" or observe is None:
+    readout = build_observation(options.observe)
+    if options.attention == "marginal":
+        if combine == "concat" or options.observe is None:
             actual = "combine='concat'" if combine == "concat" else "observe=None"
             raise BNetError("attention='marginal'", expected="combine='select' and a readout observe=", actual=actual)
         picks = slice_.get_picks(sizes) if per == "word" else {}
-        readout = slice_.build_marginal_attention(picks, slices) + build_observation(observe, "z")
-    stack = Stack(nodes, _build_embedding(dim, vocabulary), readout, slices=slices, vocabulary=vocabulary)
-    return BNet(Declaration([stack], outside, plates, name="bayesuvius"), seed=seed)
+        readout = slice_.build_marginal_attention(picks, options.slices) + build_observation(options.observe, "z")
+    stack = Stack(
+        nodes, _build_embedding(dim, options.vocabulary), readout, slices=options.slices, vocabulary=options.vocabulary
+    )
+    return BNet(Declaration([stack], outside, plates, name="bayesuvius"), seed=options.seed)
 
 
 @dataclass(frozen=True)

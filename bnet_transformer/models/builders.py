@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
-from typing import Annotated
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
+from functools import partial, wraps
+from inspect import Parameter, Signature
+from typing import Annotated, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from bnet_transformer._core.checks import check_choice, check_int
 from bnet_transformer._core.naming import Reach, as_reach, join_name, join_stem
 from bnet_transformer.bnet import BNet
-from bnet_transformer.declare import Arrow, Declaration, Node, Plate, Stack
+from bnet_transformer.declare import Arrow, Node, Plate, Stack
 from bnet_transformer.declare.declaration import check_vocabulary
 from bnet_transformer.errors import BNetError
 from bnet_transformer.tpm import (
@@ -215,8 +216,124 @@ def _convert_norm(role: str, t: int | None, norm: nn.Module) -> RoleParameters:
 
 
 Vocabulary = Sequence[str] | int | None
+Options = TypeVar("Options")
 TABLE = "W_embed"
 WORD, HEADS = ["word"], ["head", "word"]
+
+
+@dataclass(frozen=True)
+class NetOptions:
+    """The options that all builders share.
+
+    Args:
+        dim: The width of the hidden state of a word. Default 512.
+        slices: The number of slices (layers), by default 6, in `recurrent` 1; in `encoder_decoder` also a mapping with
+            `"enc"` and `"dec"`.
+        features: The width of words that are vectors; in a transformer a learnable map takes them to `dim`. None
+            (default) for width `dim` without a map.
+        vocabulary: The words as a list, or their number. None (default) for words that are vectors.
+        activation: The activation of the feed-forward map, or of an RNN: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`,
+            `"tanh"`, `"sigmoid"` or `"identity"`. Default `"relu"`; in `recurrent` None for `"tanh"`, and an LSTM
+            accepts only None.
+        bias: Whether linear maps and norms have a bias. Default True.
+        readout: The readout `y`: `"word"` for the next word, or the next vector if there are `features`; a
+            `Categorical` or `Normal`; or None. `"auto"`, the default except in `encoder`, is `"word"` if there is a
+            vocabulary or features, else None.
+        pool: A readout of the sentence instead of each word: from its `"first"` or `"last"` word, or from the `"mean"`
+            or `"sum"` of the words. None (default) for each word.
+        transform: The activation s of a map `s(W x + b)` before the readout. None (default) for no map.
+        tie: Whether embedding and readout share one table; in an encoder and a decoder one table is the embedding of
+            both stacks and the readout. Default True.
+        seed: The seed of the initial parameters. Default 0.
+    """
+
+    dim: int = 512
+    _: KW_ONLY
+    slices: int | Mapping[str, int] = 6
+    features: int | None = None
+    vocabulary: Vocabulary = None
+    activation: str | None = "relu"
+    bias: bool = True
+    readout: TPM | str | None = "auto"
+    pool: str | None = None
+    transform: str | None = None
+    tie: bool = True
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TransformerOptions(NetOptions):
+    """The options of a transformer.
+
+    Args:
+        heads: The number of heads in each slice. Default 8.
+        hidden: The width of the hidden layer of the feed-forward map. None (default) for `4 * dim`.
+        words: The maximum number of words, which `positions="learned"` requires. None (default) otherwise.
+        positions: The position encoding: `"sinusoidal"` (default), `"learned"`, a TPM without parents, or None.
+        norm: The place of the norms: `"post"` (default) after the residual sum, `"pre"` before each sublayer, or
+            without cross attention `"parallel"` before both sublayers, which then run in parallel.
+        final_norm: Whether a norm follows the last slice. None (default): True unless `norm="post"`.
+        dropout: The probability with which training sets an entry to zero, from 0 to below 1. Default 0.1.
+        mask: The words to which each word attends: None for every word, `"causal"`, a `Reach`, or a table of booleans
+            `[word, word]`; for an encoder and a decoder a mapping from `"enc"`, `"dec"` and `"cross"` to one of these.
+            By default causal in a decoder, and every word otherwise.
+    """
+
+    heads: int = 8
+    hidden: int | None = None
+    words: int | None = None
+    positions: TPM | str | None = "sinusoidal"
+    norm: str = "post"
+    final_norm: bool | None = None
+    dropout: float = 0.1
+    mask: Any = None
+
+    @property
+    def position_tpm(self) -> TPM | None:
+        """The TPM of the positions."""
+        return get_positions(self.positions, self.dim, self.words)
+
+    @property
+    def builder(self) -> BlockBuilder:
+        """The builder of a stack."""
+        sizes = self.dim, self.bias, self.features, self.dropout, self.heads, self.hidden
+        norms = self.norm, self.final_norm, self.activation
+        return BlockBuilder(*sizes, *norms, vocabulary=self.vocabulary, tie=self.tie)  # type: ignore[arg-type]
+
+
+def takes_options(
+    options_class: type[Options], **defaults: object
+) -> Callable[[Callable[[Options], BNet]], Callable[..., BNet]]:
+    """Decorate a builder of a net from options: it takes the fields of the options as keyword arguments.
+
+    The signature of the builder and the `Args:` of its docstring are those of the class of the options.
+
+    Args:
+        options_class: A frozen dataclass; its first field is also a positional argument.
+        **defaults: The defaults that differ from those of the class.
+    """
+    members = fields(cast(Any, options_class))
+    kinds = [Parameter.POSITIONAL_OR_KEYWORD, *[Parameter.KEYWORD_ONLY] * (len(members) - 1)]
+    parameters = [Parameter(f.name, kind, annotation=f.type) for f, kind in zip(members, kinds, strict=True)]
+    known = {f.name: f.default for f in members if f.default is not MISSING} | defaults
+    parameters = [p.replace(default=known.get(p.name, Parameter.empty)) for p in parameters]
+    signature = Signature(parameters, return_annotation="BNet")
+    classes = [c for c in options_class.__mro__ if is_dataclass(c)]
+    texts = [(c.__doc__ or "").partition("    Args:\n")[2].rstrip() for c in reversed(classes)]
+
+    def decorate(build: Callable[[Options], BNet]) -> Callable[..., BNet]:
+        @wraps(build)
+        def builder(*args: object, **options: object) -> BNet:
+            bound = signature.bind(*args, **options)
+            bound.apply_defaults()
+            return build(options_class(**bound.arguments))
+
+        builder.__doc__ = (build.__doc__ or "").replace("        {options}", "\n".join(texts))
+        builder.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": "BNet"}
+        builder.__signature__ = signature  # type: ignore[attr-defined]
+        return builder
+
+    return decorate
 
 
 def build_observation(readout: TPM | None, source_role: str = "x", plates: Sequence[str] = WORD) -> list[Node]:
@@ -274,7 +391,7 @@ class StackBuilder(CheckedDataclass):
         return self.tie and self.vocabulary is not None
 
     def build_stack(
-        self, nodes: list[Node], embedding: list[Node], readout: list[Node], slices: int, name: str = ""
+        self, nodes: list[Node], embedding: list[Node], readout: list[Node], slices: Any, name: str = ""
     ) -> Stack:
         """A stack over the words of the vocabulary."""
         words = check_vocabulary(self.vocabulary) if isinstance(self.vocabulary, str | Sequence) else None
@@ -420,23 +537,6 @@ class BlockBuilder(StackBuilder):
     def output_role(self) -> str:
         """The role of the output of a stack: the last state, or its norm, which is the default unless norm="post"."""
         return "norm" if (self.norm != "post" if self.final_norm is None else self.final_norm) else "x"
-
-    def build_net(
-        self,
-        name: str,
-        mask: object,
-        slices: int,
-        positions: TPM | None,
-        readout: TPM | str | None,
-        pool: str | None,
-        transform: str | None,
-        seed: int,
-    ) -> BNet:
-        """The net of one stack: the encoder and the decoder."""
-        nodes, embedding = self.build_slice(parse_mask(mask)), self.build_embedding(positions)
-        end = [*self.build_final_norm(), *self.build_readout(readout, pool, transform)]
-        stack = self.build_stack(nodes, embedding, end, slices)
-        return BNet(Declaration([stack], self.build_embedding_table(), self.plates, name=name), seed=seed)
 
     # the slices
 

@@ -10,51 +10,36 @@ Word i depends on the previous word, and so on all earlier words; the first word
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from bnet_transformer._core.checks import check_choice
 from bnet_transformer.bnet import BNet
 from bnet_transformer.declare import Arrow, Declaration, Node
 from bnet_transformer.errors import BNetError
-from bnet_transformer.models.builders import WORD, StackBuilder, Vocabulary
-from bnet_transformer.tpm import TPM, Gated, Memory, Recur
+from bnet_transformer.models.builders import WORD, NetOptions, StackBuilder, takes_options
+from bnet_transformer.tpm import Gated, Memory, Recur
 
 CELLS = ("rnn", "lstm")
 GATE_ACTIVATIONS = {"input": "sigmoid", "forget": "sigmoid", "output": "sigmoid", "candidate": "tanh"}
 
 
-def recurrent(
-    dim: int = 512,
-    *,
-    cell: str = "lstm",
-    slices: int = 1,
-    features: int | None = None,
-    vocabulary: Vocabulary = None,
-    activation: str | None = None,
-    bias: bool = True,
-    readout: TPM | str | None = "auto",
-    pool: str | None = None,
-    transform: str | None = None,
-    tie: bool = True,
-    seed: int = 0,
-) -> BNet:
+@dataclass(frozen=True)
+class RecurrentOptions(NetOptions):
+    """The options of a recurrent net.
+
+    Args:
+        cell: `"lstm"` (default) or `"rnn"`.
+    """
+
+    cell: str = "lstm"
+
+
+@takes_options(RecurrentOptions, slices=1, activation=None)
+def recurrent(options: RecurrentOptions) -> BNet:
     """A recurrent net: an LSTM or an Elman network (RNN).
 
     Args:
-        dim: The width of the state. Default 512.
-        cell: `"lstm"` (default) or `"rnn"`.
-        slices: The number of slices, which torch calls layers. Default 1.
-        features: The width of words that are vectors. None (default) for `dim`.
-        vocabulary: The words as a list, or their number. None (default) for words that are vectors.
-        activation: The activation of an RNN: `"relu"`, `"gelu"`, `"gelu_tanh"`, `"silu"`, `"tanh"`, `"sigmoid"` or
-            `"identity"`. None (default) for `"tanh"`. An LSTM accepts only None.
-        bias: Whether there are biases. Default True.
-        readout: The readout `y`: `"word"` for the next word, or the next vector if there are `features`; a
-            `Categorical` or `Normal`; or None. `"auto"` (default) is `"word"` if there is a vocabulary or features,
-            else None.
-        pool: A readout of the sentence instead of each word: from its `"first"` or `"last"` word, or from the `"mean"`
-            or `"sum"` of the words. None (default) for each word.
-        transform: The activation s of a map `s(W x + b)` before the readout. None (default) for no map.
-        tie: Whether embedding and readout share one table. Default True.
-        seed: The seed of the initial parameters. Default 0.
+        {options}
 
     Returns:
         The net.
@@ -67,16 +52,18 @@ def recurrent(
     >>> net.sentence("the cat").tpm("y_1").probs.shape          # the word after "cat"
     torch.Size([3])
     """
-    check_choice("cell", cell, CELLS)
-    if activation is not None and cell != "rnn":
+    check_choice("cell", options.cell, CELLS)
+    if options.activation is not None and options.cell != "rnn":
         expected = "None for an LSTM, because its gates have fixed activations"
-        raise BNetError("activation", expected=expected, actual=activation)
-    builder = StackBuilder(dim, bias, features, vocabulary=vocabulary, tie=tie)
-    state = Recur(builder.dim, activation or "tanh", bias)
-    rnn = [Node("x", state, ["x", _previous_word("x")], WORD, shape=(builder.dim,))]
-    nodes, embedding = _build_lstm(builder.dim, bias) if cell == "lstm" else rnn, builder.build_embedding(mapped=False)
-    stack = builder.build_stack(nodes, embedding, builder.build_readout(readout, pool, transform), slices)
-    return BNet(Declaration([stack], builder.build_embedding_table(), name=cell), seed=seed)
+        raise BNetError("activation", expected=expected, actual=options.activation)
+    builder = StackBuilder(options.dim, options.bias, options.features, vocabulary=options.vocabulary, tie=options.tie)
+    dim, bias = builder.dim, builder.bias
+    state = Recur(dim, options.activation or "tanh", bias)
+    rnn = [Node("x", state, ["x", _previous_word("x")], WORD, shape=(dim,))]
+    nodes, embedding = _build_lstm(dim, bias) if options.cell == "lstm" else rnn, builder.build_embedding(mapped=False)
+    end = builder.build_readout(options.readout, options.pool, options.transform)
+    stack = builder.build_stack(nodes, embedding, end, options.slices)
+    return BNet(Declaration([stack], builder.build_embedding_table(), name=options.cell), seed=options.seed)
 
 
 def _build_lstm(dim: int, bias: bool) -> list[Node]:

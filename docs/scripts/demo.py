@@ -60,7 +60,7 @@ def print_words(s: bt.Sentence) -> None:
     """Print the tokens, with their spans in the text."""
     tokens = [
         f"{i}:{token}" + (" (special)" if special else f" {span}")
-        for i, (token, special, span) in enumerate(zip(s.words, s.special, s.spans, strict=True))
+        for i, (token, special, span) in enumerate(zip(s.words, s.tokens.special, s.tokens.spans, strict=True))
     ]
     print("Words      " + ", ".join(tokens))
 
@@ -77,7 +77,7 @@ def print_nodes(s: bt.Sentence) -> None:
 def print_reads(s: bt.Sentence) -> None:
     """Print the strongest reads of each slice: head, attending word, attended word."""
     print("Strongest reads, without special tokens")
-    plain = [i for i, special in enumerate(s.special) if not special]
+    plain = [i for i, special in enumerate(s.tokens.special) if not special]
     for slice_ in range(6):
         attention = s.attention(slice_)[:, plain][:, :, plain]
         top = attention.flatten().topk(4)
@@ -171,7 +171,7 @@ def write_files(s: bt.Sentence, folder: Path) -> dict[Path, str]:
     title = "Which heads of MiniLM matter, from 150 sentences"
     bt.plot(read_stored_table("log_bayes"), **options, title=title).savefig(folder / "heads.png", dpi=144)
     files[folder / "heads.png"] = "the stored result: the log Bayes factor of each head"
-    s.explore(folder / "cat.html", inclusion=read_stored_table("rho"))
+    s.draw(folder / "cat.html", inclusion=read_stored_table("rho"))
     files[folder / "cat.html"] = "the interactive page, for a browser"
     s.net.draw(folder / "folded.png")
     files[folder / "folded.png"] = "the template graph: one box for each node group"

@@ -30,7 +30,7 @@ def main() -> None:
         s = net.sentence("the cat sat on the mat").observe(y_5="mat")
         mini = bt.from_pretrained("minilm").sentence("The cat sat on the mat because it was tired")
         for name, sentence, scheme, pointed in (("cat", s, "light", ""), ("mini", mini, "dark", "x_4_8")):
-            sentence.explore(f"{folder}/{name}.html")
+            sentence.draw(f"{folder}/{name}.html")
             page = browser.new_page(color_scheme=scheme, viewport={"width": 1360, "height": 820})
             page.goto(f"file://{folder}/{name}.html")
             page.wait_for_selector(".node")
