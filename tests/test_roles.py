@@ -8,7 +8,15 @@ from scipy.stats import beta
 
 import bnet_transformer as bt
 from bnet_transformer.attention import roles
-from bnet_transformer.attention.roles import OTHER, RELATIONS, QueryKeyTokens, RelationStatistics, resolve_relations
+from bnet_transformer.attention.roles import (
+    OTHER,
+    RELATIONS,
+    QueryKeyTokens,
+    average_relations,
+    draw_shares,
+    estimate_shares,
+    resolve_relations,
+)
 from bnet_transformer.tpm import Add, Attention, Concat, Dot, Embed, Given, Linear, Positions, Weight
 
 WORDS = ["the", "a", "cat", "dog", "saw", "[S]"]
@@ -268,47 +276,40 @@ def test_relations_of_ones_own():
     )
 
 
-def make_statistics(y: np.ndarray, alpha: float, draws: int = 200) -> RelationStatistics:
-    """Return statistics of attention `[sentence, relation]` of sentences of one word: relation j attends to word j."""
-    y = y[:, None]
-    sentences, words, relations = y.shape
-    result = RelationStatistics((1, 1, relations), alpha, draws, 0)
-    codes = torch.arange(relations).expand(sentences, words, relations)
-    result.add(codes, [torch.from_numpy(y)[None]], [torch.ones(words, relations, dtype=torch.bool)], range(sentences))
-    return result
+def estimate(y: np.ndarray, alpha: float, draws: int = 200) -> dict[str, torch.Tensor]:
+    """The posterior of one head from shares `[sentence, relation]`; the chance of each relation is equal."""
+    chance = np.full((len(y), 1, y.shape[1]), 1 / y.shape[1])
+    return estimate_shares(y[:, None, None], chance, alpha, 0.9, draws, 0)
 
 
 def test_where_each_sentence_reads_by_one_relation_shares_are_dirichlet():
     counts = np.array([7, 3, 0])
-    result = make_statistics(np.repeat(np.eye(3), counts, axis=0), 0.4).posterior(0.9)
+    result = estimate(np.repeat(np.eye(3), counts, axis=0), 0.4)
     a = counts + 0.4
     for name, q in (("low", 0.05), ("high", 0.95)):
         np.testing.assert_allclose(result[name][0, 0], beta.ppf(q, a, a.sum() - a), rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(result["above"][0, 0], beta.sf(1 / 3, a, a.sum() - a), rtol=1e-9)
     samples = np.random.default_rng(1).dirichlet(a, 20000)
-    top = make_statistics(np.repeat(np.eye(3), counts, axis=0), 0.4, draws=20000).posterior(0.9)["top"][0, 0]
+    top = estimate(np.repeat(np.eye(3), counts, axis=0), 0.4, draws=20000)["top"][0, 0]
     np.testing.assert_allclose(top, np.bincount(samples.argmax(1), minlength=3) / 20000, atol=0.02)
 
 
 def test_a_role_is_what_is_most_above_chance_not_what_is_most():
     codes = torch.tensor([0, 1, *[2] * 8]).expand(30, 1, 10)
     attention = torch.tensor([0.3, 0.1, *[0.6 / 8] * 8]).expand(1, 30, 1, 10)
-    statistics = RelationStatistics((1, 1, 3), 1 / 3, 500, 0)
-    statistics.add(codes, [attention], [torch.ones(1, 10, dtype=torch.bool)], range(30))
-    result = statistics.posterior(0.9)
+    y, chance = (average_relations(codes, weights, 3) for weights in (attention, torch.full((1, 1, 10), 0.1)))
+    result = estimate_shares(y[:, None].numpy(), chance.numpy(), 1 / 3, 0.9, 500, 0)
     assert int(result["mean"].argmax()) == 2 and float(result["top"][0, 0, 0]) > 0.95
 
 
 def test_soft_readings_have_the_mean_and_the_variance_of_the_process():
     y = np.random.default_rng(0).dirichlet([2.0, 1.0, 3.0], 30)
-    statistics = make_statistics(y, 1.0, draws=10000)
-    result = statistics.posterior(0.9)
-    theta = statistics.weighted_draws / statistics.draw_weights[:, None]
+    result, theta = estimate(y, 1.0, draws=10000), draw_shares(y[:, None, None], 1.0, 10000, 0)[:, 0, 0]
     np.testing.assert_allclose(theta.mean(0), result["mean"][0, 0], atol=0.004)
     for name, q in (("low", 0.05), ("high", 0.95)):
         np.testing.assert_allclose(np.quantile(theta, q, axis=0), result[name][0, 0], atol=0.01)
     np.testing.assert_allclose(result["spread"][0, 0], y.std(0))
-    posteriors = (make_statistics(np.repeat(np.eye(3), 10, axis=0), 1.0).posterior(0.9), result)
+    posteriors = (estimate(np.repeat(np.eye(3), 10, axis=0), 1.0), result)
     widths = [float((posterior["high"] - posterior["low"])[0, 0].max()) for posterior in posteriors]
     assert widths[1] < 0.8 * widths[0]
 
@@ -322,7 +323,7 @@ def test_intervals_contain_planted_shares_for_sentences(sentences):
         samples = np.eye(4)[rng.choice(4, sentences, p=theta)]
         soft = rng.dirichlet(4 * theta + 1e-9, sentences)
         for name, y in (("drawn", samples), ("soft", soft)):
-            result = make_statistics(y, 0.7, 2).posterior(0.9)
+            result = estimate(y, 0.7, 2)
             low, high = (result[end][0, 0].numpy() for end in ("low", "high"))
             inside[name] += ((low <= theta) & (theta <= high)).tolist()
     assert 0.85 < np.mean(inside["drawn"]) < 0.95

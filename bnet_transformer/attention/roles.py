@@ -14,12 +14,12 @@ from scipy import special
 from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_int, check_seed, check_sequence
-from bnet_transformer._core.distributed import SINGLE_PROCESS, DistributedContext, distributed_context, resolve_device
+from bnet_transformer._core.distributed import distributed_context, resolve_device
 from bnet_transformer._core.files import derive_seed
 from bnet_transformer._core.naming import Reach
 from bnet_transformer._core.process import check_memory, translate_memory_errors
 from bnet_transformer._core.stats import SentenceValues
-from bnet_transformer._core.tensors import FloatArray, to_numpy
+from bnet_transformer._core.tensors import FloatArray
 from bnet_transformer._core.tokens import get_raw
 from bnet_transformer.attention.inclusion import HeadTable
 from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState, gather_parents
@@ -53,6 +53,7 @@ OTHER = "other"
 ONE_STACK, TOKENS, SEPARATORS = "one stack", "tokens", "separators"
 MAX_ATTENTION_NUMEL = 2**21  # elements of the attention tensors of one batch
 NUMEL_PER_PAIR = 16  # additional elements for each pair of words, such as those of relation tables
+SENTENCES_PER_CHUNK = 64  # sentences whose weights in posterior samples are drawn together
 
 
 @dataclass(frozen=True)
@@ -532,90 +533,79 @@ class Roles(HeadTable):
         return f"{h} of {t}{states}, from {s} with {self.words} words; {method}"
 
 
-class RelationStatistics:
-    """Sums over sentences, `[slice, head, relation]`, and posterior samples of `theta`.
+def average_relations(codes: Tensor, weights: Tensor, relations: int) -> Tensor:
+    """Compute shares by relation, as means over words.
 
-    The weights of samples come from random numbers of each sentence, so they do not depend on the order of sentences.
-    Under torchrun each rank has the sums of its sentences, and the posterior adds those of all ranks.
+    Args:
+        codes: The relation of each pair of words, `[sentence, i, j]`.
+        weights: The weight of word j for word i, `[*, sentence, i, j]` or `[*, i, j]`.
+        relations: The number of relations.
+
+    Returns:
+        The shares, `[sentence, *, relation]`.
     """
+    one_hot = torch.nn.functional.one_hot(codes, relations).double()
+    pairs = "sij" if weights.dim() > 3 else "ij"
+    return torch.einsum(f"h{pairs},sijr->shir", weights.double(), one_hot).mean(2)
 
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        alpha: float,
-        draws: int,
-        seed: int,
-        ranks: DistributedContext = SINGLE_PROCESS,
-    ) -> None:
-        slices, heads, relations = shape
-        self.shape, self.alpha, self.draws, self.seed, self.ranks = shape, alpha, draws, seed, ranks
-        self.num_sentences = 0
-        self.by_sentence: dict[int, FloatArray] = {}  # the shares of each sentence, [slice, head, relation]
-        self.totals, self.squares, self.chance = np.zeros(shape), np.zeros(shape), np.zeros((slices, relations))
-        # The posterior of a Dirichlet process is a Dirichlet process (Ferguson 1973), with the sentences as additional
-        # atoms. theta is a mean of atoms and corners with Dirichlet weights, which are normalised gamma variables; a
-        # gamma variable with shape 1 is exponential.
-        corners = np.random.default_rng(seed).standard_gamma(alpha, (draws, relations))
-        corners = corners if ranks.is_main_process else np.zeros_like(corners)
-        self.draw_weights, self.weighted_draws = corners.sum(1), np.tile(corners, (1, slices * heads))
 
-    def add(
-        self, codes: Tensor, attention: Sequence[Tensor], masks: Sequence[Tensor], sentence_ids: Sequence[int]
-    ) -> None:
-        """Add sentences of one length.
+def estimate_shares(
+    y: FloatArray, chance: FloatArray, alpha: float, interval: float, draws: int, seed: int
+) -> dict[str, Tensor]:
+    """Compute the posterior of the expected shares.
 
-        Args:
-            codes: The relation of each pair of words, `[sentence, i, j]`.
-            attention: `P(j | i)` of each slice, `[head, sentence, i, j]`.
-            masks: Whether word i may attend to word j, for each slice, `[i, j]`.
-            sentence_ids: The indices of the sentences in the corpus.
-        """
-        one_hot = torch.nn.functional.one_hot(codes, self.shape[2]).double()
-        y = torch.stack([torch.einsum("hsij,sijr->sihr", values.double(), one_hot).mean(1) for values in attention])
-        by_mask = (mask.double() / mask.sum(-1, keepdim=True) for mask in masks)
-        self.chance += to_numpy(torch.stack([torch.einsum("ij,sijr->sir", u, one_hot).mean(1) for u in by_mask]).sum(1))
-        values = to_numpy(y.transpose(0, 1))  # [sentence, slice, head, relation]
-        self.totals += values.sum(0)
-        self.squares += np.square(values).sum(0)
-        generators = (np.random.default_rng(derive_seed(self.seed, "reading", sentence)) for sentence in sentence_ids)
-        weights = np.stack([random.standard_exponential(self.draws) for random in generators])
-        self.draw_weights += weights.sum(0)
-        self.weighted_draws += weights.T @ values.reshape(len(values), -1)
-        self.num_sentences += len(values)
-        self.by_sentence |= dict(zip(sentence_ids, values, strict=True))
+    Args:
+        y: The shares of each sentence, `[sentence, slice, head, relation]`.
+        chance: The shares of each sentence under uniform attention, `[sentence, slice, relation]`.
+        alpha: The prior weight of each relation.
+        interval: The probability of intervals.
+        draws: The number of posterior samples.
+        seed: The seed of the samples.
 
-    def posterior(self, interval: float) -> dict[str, Tensor]:
-        """Return the fields of `Roles` with the posterior, by name."""
-        sums = (self.totals, self.squares, self.chance, self.draw_weights, self.weighted_draws)
-        totals = (self.ranks.all_reduce(torch.from_numpy(local)).numpy() for local in sums)
-        total, squares, chance, weight, weighted = totals
-        count = sum(self.ranks.all_gather_object(self.num_sentences))
-        relations = self.shape[2]
-        prior = self.alpha * relations
-        chance = np.broadcast_to(chance[:, None] / count, self.shape)
-        # The mean and variance of theta_r under the Dirichlet process are exact. Its intervals and tails are those of
-        # the Beta distribution with the same mean and variance, which is exact if each sentence has only one relation.
-        mean = (self.alpha + total) / (prior + count)
-        variance = ((self.alpha + squares) / (prior + count) - np.square(mean)) / (prior + count + 1)
-        concentration = mean * (1 - mean) / variance - 1
-        a, b = mean * concentration, (1 - mean) * concentration
-        tail = (1 - interval) / 2
-        theta = weighted.reshape(self.draws, *self.shape) / weight[:, None, None, None]
-        best = np.where(chance > 0, theta - chance, -np.inf).argmax(-1)
-        result = {
-            "mean": mean,
-            "low": special.betaincinv(a, b, tail),
-            "high": special.betainccinv(a, b, tail),
-            "spread": np.sqrt(np.clip(squares / count - np.square(total / count), 0, None)),
-            "counts": total,
-            "chance": chance.copy(),
-            "above": np.where((chance > 0) & (chance < 1), special.betaincc(a, b, chance), np.nan),
-            "top": np.stack([(best == r).mean(0) for r in range(relations)], -1),
-        }
-        rows = [self.by_sentence[sentence] for sentence in sorted(self.by_sentence)]
-        local = torch.from_numpy(np.stack(rows)) if rows else torch.zeros(0, *self.shape, dtype=torch.float64)
-        fields = {name: torch.from_numpy(value) for name, value in result.items()}
-        return {**fields, "by_sentence": self.ranks.all_gather(local).cpu()}
+    Returns:
+        The fields of `Roles` by name, each `[slice, head, relation]`.
+    """
+    (count, *shape), relations = y.shape, y.shape[-1]
+    total, squares, prior = y.sum(0), np.square(y).sum(0), alpha * relations
+    uniform = np.broadcast_to(chance.mean(0)[:, None], shape)
+    # The mean and variance of theta_r under the Dirichlet process are exact. Its intervals and tails are those of
+    # the Beta distribution with the same mean and variance, which is exact if each sentence has only one relation.
+    mean = (alpha + total) / (prior + count)
+    variance = ((alpha + squares) / (prior + count) - np.square(mean)) / (prior + count + 1)
+    concentration = mean * (1 - mean) / variance - 1
+    a, b = mean * concentration, (1 - mean) * concentration
+    tail = (1 - interval) / 2
+    theta = draw_shares(y, alpha, draws, seed)
+    best = np.where(uniform > 0, theta - uniform, -np.inf).argmax(-1)
+    result = {
+        "mean": mean,
+        "low": special.betaincinv(a, b, tail),
+        "high": special.betainccinv(a, b, tail),
+        "spread": np.sqrt(np.clip(squares / count - np.square(total / count), 0, None)),
+        "counts": total,
+        "chance": uniform.copy(),
+        "above": np.where((uniform > 0) & (uniform < 1), special.betaincc(a, b, uniform), np.nan),
+        "top": np.stack([(best == r).mean(0) for r in range(relations)], -1),
+    }
+    return {name: torch.from_numpy(value) for name, value in result.items()}
+
+
+def draw_shares(y: FloatArray, alpha: float, draws: int, seed: int) -> FloatArray:
+    """Draw posterior samples of `theta`, `[draw, slice, head, relation]`, from the shares of each sentence."""
+    # The posterior of a Dirichlet process is a Dirichlet process (Ferguson 1973), with the sentences as additional
+    # atoms. theta is a mean of atoms and corners with Dirichlet weights, which are normalised gamma variables; a
+    # gamma variable with shape 1 is exponential. Those of a sentence are random numbers of this sentence.
+    count, slices, heads, relations = y.shape
+    corners = np.random.default_rng(seed).standard_gamma(alpha, (draws, relations))
+    total, weighted = corners.sum(1), np.tile(corners, (1, slices * heads))
+    for start in range(0, count, SENTENCES_PER_CHUNK):
+        rows = y[start : start + SENTENCES_PER_CHUNK].reshape(-1, weighted.shape[1])
+        seeds = (derive_seed(seed, "reading", start + k) for k in range(len(rows)))
+        weights = np.stack([np.random.default_rng(number).standard_exponential(draws) for number in seeds])
+        total += weights.sum(0)
+        weighted += weights.T @ rows
+    theta: FloatArray = (weighted / total[:, None]).reshape(draws, slices, heads, relations)
+    return theta
 
 
 @translate_memory_errors("roles")
@@ -671,22 +661,26 @@ def roles(
     unnamed = frozenset().union(*(sentence.unnamed for sentence in encoded))
     resolved = resolve_relations(relations, _explain_missing(network, nodes, unnamed, separators))
     weight = 1 / len(resolved.names) if alpha is None else check_float("alpha", alpha, above=0)
-    shape = (len(nodes.specs), nodes.num_heads, len(resolved.names))
+    shape = len(nodes.specs), nodes.num_heads, len(resolved.names)
     check_int("draws", draws), check_seed(seed)
     check_memory(f"{draws} draws", 8 * draws * math.prod(shape), "fewer draws=")
     marks = _check_separators(network, separators)
     with distributed_context(resolve_device(None, network)) as ranks:
         settings = resolved.names, relations, role, slices, weight, draws, seed, sorted(marks or ())
         ranks.assert_same("roles", net=network, data=[sentence.given for sentence in encoded], settings=settings)
-        statistics = RelationStatistics(shape, weight, draws, seed, ranks)
+        local = ranks.shard(encoded)
+        y, chance = (torch.zeros(len(local), *dims, dtype=torch.float64) for dims in (shape, (shape[0], shape[2])))
         module = CompiledModule(ranks.to_device(network)).eval()
-        for indices, tables in compute_attention(module, nodes, ranks.shard(encoded)):
+        for indices, tables in compute_attention(module, nodes, local):
             ids = ranks.global_indices(torch.tensor(indices)).tolist()
             pairs = [_split_tokens(network, nodes, encoded[k], marks) for k in ids]
-            codes = np.stack([resolved.codes(pair, f"sentence {k}") for k, pair in zip(ids, pairs, strict=True)])
-            masks = [attention_mask(network, spec, encoded[ids[0]].word_counts) for spec in nodes.specs]
-            statistics.add(torch.from_numpy(codes), [table.cpu() for table in tables], masks, ids)
-        posterior = statistics.posterior(interval)
+            rows = [resolved.codes(pair, f"sentence {k}") for k, pair in zip(ids, pairs, strict=True)]
+            codes = torch.from_numpy(np.stack(rows))
+            masks = torch.stack([attention_mask(network, spec, encoded[ids[0]].word_counts) for spec in nodes.specs])
+            chance[indices] = average_relations(codes, masks.double() / masks.sum(-1, keepdim=True), shape[2])
+            for k, table in enumerate(tables):
+                y[indices, k] = average_relations(codes, table.cpu(), shape[2])
+        y, chance = (ranks.all_gather(rows).cpu() for rows in (y, chance))
     selectors = [None if c is None else network.specs[c].group.name for c in nodes.selectors]
     return Roles(
         tuple(spec.group.name for spec in nodes.specs),
@@ -697,8 +691,9 @@ def roles(
         sum(sentence.word_counts[nodes.stacks[0]] for sentence in encoded),
         selectors=tuple(selectors),
         left_out=resolved.left_out,
+        by_sentence=y,
         digests=tuple(sentence.digest(network) for sentence in encoded),
-        **posterior,
+        **estimate_shares(y.numpy(), chance.numpy(), weight, interval, draws, seed),
     )
 
 
