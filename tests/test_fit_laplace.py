@@ -1,4 +1,4 @@
-"""Coordinates with a fixed gauge, the Laplace approximation, Normal guides, importance weights."""
+"""Coordinates with a fixed gauge, the Laplace approximation, importance weights."""
 
 import math
 
@@ -129,8 +129,8 @@ def test_straight_coordinates_separate_the_product_from_the_prior(sizes):
 def test_draws_of_laplace_predict_as_well_as_the_mode():
     """A Normal distribution in W_q and W_k leaves the ridge of equal A: its draws lost hundreds of nats."""
     net = mixture(sigma=0.3)
-    data = draw_xy(net, 150, words=4)
-    f = fit(net, data, bt.Laplace(draws=100, restarts=2))
+    data = draw_xy(net, 60, words=4)
+    f = fit(net, data, bt.Laplace(draws=30, restarts=1))
     mode = {name: f.net.parameters[name] for name in f.learned}
     at_mode = float(make_objective(net).log_evidence(mode, read_batch(net.network, data)).sum())
     assert float(f.log_likelihoods.sum(-1).median()) > at_mode - 20
@@ -437,16 +437,11 @@ def test_laplace_names_what_the_data_do_not_determine():
 def test_laplace_and_intervals_require_what_makes_them_valid(tmp_path):
     net = mixture()
     data = draw_xy(net)
-    with pytest.raises(bt.BNetError, match="spread"):
-        fit(net, data, bt.Laplace(), spread=None)
-    with pytest.raises(bt.BNetError, match="batch"):
-        fit(net, data, bt.Laplace(), batch=3)
-    with pytest.raises(bt.BNetError, match="guide"):
-        bt.SVI(guide="full-rank", choices="sampled")
+    with pytest.raises(bt.BNetError, match=r"bt\.Laplace"):
+        bt.SVI(guide="full-rank")
     f = fit(net, data, bt.Laplace(draws=20, restarts=1))
-    for name in WEIGHTS[:2]:
-        with pytest.raises(bt.BNetError, match="A x_1"):
-            f.interval(name)
+    with pytest.raises(bt.BNetError, match="A x_1"):
+        f.interval("W_q_0.values")
     for name in ("A x_1", "OV x_1", "W_v_0.values", "c.logits"):
         low, high = f.interval(name)
         assert bool((low <= high).all())
@@ -460,8 +455,6 @@ def test_laplace_and_intervals_require_what_makes_them_valid(tmp_path):
     with pytest.raises(bt.BNetError, match=r"W_o_0\.value W_v_0\.value"):
         concat.interval("W_v_0.value")
     g = fit(net, data, bt.SVI(steps=3, draws=5))
-    with pytest.raises(bt.BNetError, match=r"bt\.Laplace"):
-        g.interval("A x_1")
     with pytest.raises(bt.BNetError, match=r"bt\.Laplace"):
         g.predict_interval(x)
     assert fit(net, data, bt.SVI(steps=3, draws=5), learn=["c.logits"]).has_intervals
@@ -516,6 +509,6 @@ def test_weights_with_infinite_logs_and_resampling():
 def test_no_evidence_if_no_sentence_informs_a_head():
     net = mixture()
     x = draw_xy(net, 2, words=3)[0]
-    f = fit(net, (x, x), bt.Laplace(draws=50, restarts=2))
+    f = fit(net, (x, x), bt.Laplace(draws=50, restarts=1))
     assert f.log_marginal_likelihood is None
     assert "no sentence informs a head" in f.notes[-1]

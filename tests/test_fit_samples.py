@@ -108,7 +108,7 @@ def test_what_is_fixed_but_equal_over_heads_lets_them_be_matched():
 def test_draws_of_a_fit_keep_their_likelihoods():
     """Every draw of a fit has, by exact elimination, the density that its chain computed."""
     net = mixture(sigma=1.5)
-    data = draw_xy(net)
+    data = draw_xy(net, 5)
     learn = ["c.logits", *WEIGHTS]
     f = fit_nuts(net, data, learn=learn, draws=2, warmup=2, seed=1)
     corpus = read_batch(net.network, data)
@@ -139,7 +139,7 @@ def regression():
 @pytest.mark.slow
 def test_nuts_draws_from_the_posterior_of_linear_regression(regression):
     net, data, spread, mean, precision = regression
-    f = fit_nuts(net, data, learn=["W_v_0.values"], spread=spread, draws=100, warmup=40)
+    f = fit_nuts(net, data, learn=["W_v_0.values"], spread=spread, draws=120, warmup=40, chains=1)
     samples = f.samples["W_v_0.values"].flatten(0, 1)[:, 0]
     expected = precision.inverse()
     torch.testing.assert_close(samples.mean(0), mean, atol=4 * float(expected.max()) ** 0.5 / 70**0.5, rtol=0)
@@ -307,7 +307,7 @@ def test_chunks_give_equal_results_within_the_memory_limit(monkeypatch):
 def test_each_chain_begins_at_a_mode_that_its_own_starts_find():
     """The modes are stationary, found from separate starts, and only the first search sees the net's parameters."""
     net = mixture(sigma=0.2)
-    learn, data = ["c.logits", "W_v_0.values"], draw_xy(net, 30)
+    learn, data = ["c.logits", "W_v_0.values"], draw_xy(net, 15)
     corpus = read_batch(net.network, data)
     problem = FitProblem(make_objective(net, learn), corpus, None, None, 0, LoopConfig(progress=False))
     coordinates, starts = find_chain_starts(problem, [0, 1, 2])

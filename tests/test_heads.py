@@ -216,9 +216,9 @@ def test_intervals_contain_planted_shares(monkeypatch):
     effect = 0.8 * torch.randn(4, 6, generator=generator, dtype=D)
     for _ in range(50):
         rho = torch.rand(4, generator=generator, dtype=D)
-        gates = (torch.rand(50, 4, generator=generator, dtype=D) < rho).to(D)
-        effects = effect * (1 + 0.5 * torch.randn(50, 1, 6, generator=generator, dtype=D))
-        y = torch.einsum("sh,shd->sd", gates, effects) + torch.randn(50, 6, generator=generator, dtype=D)
+        gates = (torch.rand(25, 4, generator=generator, dtype=D) < rho).to(D)
+        effects = effect * (1 + 0.5 * torch.randn(25, 1, 6, generator=generator, dtype=D))
+        y = torch.einsum("sh,shd->sd", gates, effects) + torch.randn(25, 6, generator=generator, dtype=D)
         residual = y[:, None] - torch.einsum("kh,shd->skd", bits, effects)
         posterior = exact_gate_posterior(-0.5 * residual.square().sum(-1), 256, generator, quiet)
         low, high = posterior.rho.quantile(torch.tensor([0.05, 0.95], dtype=D), dim=0)
@@ -244,8 +244,7 @@ def make_net(heads, seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("heads", [2, 3])
-def test_svi_is_near_the_joint_posterior_of_all_slices(heads):
+def test_svi_is_near_the_joint_posterior_of_all_slices(heads=2):
     """Means within 0.06 and log Bayes factors within 30% (and Monte Carlo error); closer than slice by slice, where the
     other slices are assumed to be on."""
     net, x = make_net(heads, heads), torch.randn(12, 3, 8, generator=seeded(1), dtype=D)
@@ -288,7 +287,7 @@ def simulate_pairs(net, heads, sentences, generator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("heads", "strength"), [(2, 1.0), (3, 1.0), (3, 0.2), (3, 0.05)])
+@pytest.mark.parametrize(("heads", "strength"), [(2, 1.0), (3, 0.2)])
 def test_gibbs_is_the_joint_posterior_of_all_slices(heads, strength):
     """That of enumeration, within Monte Carlo error: shares, ends of intervals, gates and Bayes factors. Where heads
     are strong, the gates of a sentence have several modes."""

@@ -155,10 +155,8 @@ def test_the_number_of_planted_heads_is_chosen_if_all_weights_are_learned():
     def create(heads):
         return bt.bayesuvius(2, heads=heads, observe=Normal(0.7))
 
-    method = bt.MAP(restarts=8, steps=200)
-    table = bt.fit_heads(
-        create, planted(300), heads=(2, 3, 4), held_out=planted(500, seed=1), method=method, spread=1.5
-    )
+    method, held_out = bt.MAP(restarts=4, steps=60), planted(150, seed=1)
+    table = bt.fit_heads(create, planted(100), heads=(2, 3, 4), held_out=held_out, method=method, spread=1.5)
     assert table.choice == 3 and table.live[1] == 3
 
 
@@ -242,9 +240,8 @@ def test_fits_that_cannot_be_compared(fits, monkeypatch):
         bt.compare(fits)  # no samples: leave-one-out is not possible
     with pytest.raises(bt.BNetError, match="at least 2 sentences"):
         bt.compare(fits, planted(1, seed=1))
-    for wrong in ({}, [], fits[3], "fits"):
-        with pytest.raises(bt.BNetError, match="at least one fit"):
-            bt.compare(wrong, data)
+    with pytest.raises(bt.BNetError, match="at least one fit"):
+        bt.compare({}, data)
     with pytest.raises(bt.BNetError, match="a Fit, or a net"):
         bt.compare([fits[3], 5], data)
     monkeypatch.setattr(type(fits[3]), "log_likelihood", lambda fit, data: torch.full((20,), torch.nan))
@@ -266,10 +263,7 @@ def test_fits_of_different_readouts_are_not_compared():
 
 @pytest.mark.parametrize("options, message", [
     ({"folds": 21}, "at most as many folds as sentences, 20"),
-    ({"folds": 1}, "folds"),
-    ({"heads": ()}, "heads"),
     ({"heads": (2, 2)}, "each once"),
-    ({"heads": (0, 1)}, "heads"),
     ({"folds": 2, "held_out": planted(5, seed=1)}, "None with held_out"),
     ({"checkpoints": "folder"}, "fit_heads runs many fits"),
     ({"restart": 2}, "fit option"),

@@ -366,19 +366,12 @@ def test_shares_add_up():
 
 
 REFUSED = [
-    ({"sentences": "the cat"}, "sentences: expected a list of at least one sentence"),
-    ({"sentences": ["the cat", "the cow"]}, r"sentences\[1\], word of the sentence: .*'cow'"),
-    ({"relations": ["previuos"]}, "relation: expected a known name; got 'previuos'; .*near matches are previous"),
-    ({"relations": []}, "relations: expected at least one relation other than 'other'"),
-    ({"relations": {"other": bt.Reach("first")}}, "'other', which is for pairs without a relation"),
-    ({"relations": {"x": 3}}, "relation 'x': expected a function of the tokens, a Reach"),
-    ({"relations": {"x": lambda tokens: [[1]]}}, r"relation 'x', sentence 0: expected a table of .* \(2, 2\)"),
-    ({"relations": ["separator"]}, "'separator' is not defined: the vocabulary of the net has no"),
-    ({"separators": "cat"}, "separators: expected a list of str; got cat"),
-    ({"separators": ["cta"]}, "token of separators: .*near matches are cat"),
-    ({"interval": 1.0}, "interval: expected a probability between 0 and 1"),
-    ({"slices": 3}, "slices: expected an integer from 0 to 0.*; got 3"),
-    ({"role": "b"}, "role with attention: expected a known name; got 'b'"),
+    ({"relations": []}, "at least one relation"),
+    ({"relations": {"other": bt.Reach("first")}}, "pairs without a relation"),
+    ({"relations": {"x": 3}}, "'x'"),
+    ({"relations": {"x": lambda tokens: [[1]]}}, r"'x', sentence 0.*\(2, 2\)"),
+    ({"relations": ["separator"]}, "'separator' is not defined"),
+    ({"separators": ["cta"]}, "near matches are cat"),
 ]
 
 
