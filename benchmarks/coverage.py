@@ -28,6 +28,7 @@ from torch import Tensor
 import bnet_transformer as bt
 from bnet_transformer.learning.fit.heads import count_overlap, match_heads
 from bnet_transformer.learning.fit.objective import Method
+from bnet_transformer.learning.fit.result import as_fit
 from bnet_transformer.tpm import Normal
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "benchmarks" / "coverage.md"
@@ -84,7 +85,7 @@ def measure(seed: int, method: Method) -> Measurement:
     seconds = time.process_time() - start
     true_samples = {name: truth.parameters[name].detach()[None] for name in LEARN}
     true_samples["c.logits"] = true_samples["c.logits"].exp()
-    reference = bt.Fit(truth, "none", SENTENCES, "nothing")
+    reference = as_fit(truth)
     match = list(match_heads(count_overlap(reference.responsibilities(data), f.responsibilities(data))))
     draws = compute_quantities({name: value.flatten(0, 1) for name, value in f.samples.items()}, new)
     covered = {}

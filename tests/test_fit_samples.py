@@ -24,7 +24,7 @@ from bnet_transformer.learning.fit.diagnostics import count_effective, describe_
 from bnet_transformer.learning.fit.heads import align_heads
 from bnet_transformer.learning.fit.nuts import NUTSChain, find_chain_starts
 from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, select_learnable
-from bnet_transformer.learning.fit.result import Fit
+from bnet_transformer.learning.fit.result import Fit, FitRecord
 from bnet_transformer.learning.fit.svi import VariationalOptimizer, get_prior
 from bnet_transformer.learning.loop import LoopConfig
 from bnet_transformer.tpm import Normal
@@ -213,7 +213,8 @@ def make_known_fit(count=6, heads=2):
     pi = torch.distributions.Dirichlet(torch.full((heads,), 5.0).double()).sample((2, count // 2))
     samples = dict(zip(["c.logits", *WEIGHTS], (pi, basis @ q, basis.inverse().mT @ k, v), strict=True))
     data = draw_xy(net)
-    fit = Fit(net.network, "nuts", 12, "", learned=tuple(samples), samples=samples, data=read_batch(net.network, data))
+    record = FitRecord(12, "", learned=tuple(samples))
+    fit = Fit(net.network, "nuts", record, samples=samples, data=read_batch(net.network, data))
     nets = [
         net.replace({name: v[c, d].log() if name == "c.logits" else v[c, d] for name, v in samples.items()})
         for c in range(2)
@@ -438,6 +439,15 @@ def test_sampler_statistics_of_nuts_are_in_arviz_and_in_the_file(tmp_path):
     result = bt.load(tmp_path / "f.safetensors")
     assert result.matched == f.matched and all(torch.equal(v, f.statistics[k]) for k, v in result.statistics.items())
     torch.testing.assert_close(result.log_likelihoods, f.log_likelihoods)
+
+
+def test_a_file_from_before_the_record_of_a_fit_is_read():
+    f = make_known_fit()[0]
+    fields = f._to_fields()
+    flat = fields | vars(fields.pop("record")) | {"guide": None}
+    assert Fit._from_fields(Fit._upgrade_fields(flat)).record == f.record
+    with pytest.raises(bt.FileError, match="restart"):
+        Fit._upgrade_fields(fields | vars(f.record) | {"restart": "first"})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

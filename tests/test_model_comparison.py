@@ -35,6 +35,10 @@ def planted(sentences, seed=0, words=5):
     return x, true.pyro(parameters="own")(x)["y"].reshape(sentences, words, 2)
 
 
+def change_record(f, **changes):
+    return replace(f, record=replace(f.record, **changes))
+
+
 @pytest.fixture(scope="module")
 def fits():
     train = planted(60)
@@ -106,7 +110,7 @@ def test_a_fit_in_which_a_sentence_is_impossible_is_not_chosen():
 
 
 def test_evidences_are_shown_only_where_they_are_available(fits):
-    f = replace(fits[3], log_marginal_likelihood=-123.25, log_marginal_likelihood_error=0.04)
+    f = change_record(fits[3], log_marginal_likelihood=-123.25, log_marginal_likelihood_error=0.04)
     table = bt.compare({3: f, 4: fits[4]}, planted(50, seed=1))
     assert table.log_marginal_likelihood == (-123.25, None)
     assert table.log_marginal_likelihood_error == (0.04, None)
@@ -122,9 +126,7 @@ def test_a_net_is_compared_as_a_fit_without_learned_parameters(fits):
 
 def test_notes_of_fits_are_notes_of_the_table_and_loaded_fits_are_compared(fits, tmp_path):
     data = planted(50, seed=1)
-    warned = replace(fits[4])
-    object.__setattr__(warned, "converged", False)
-    object.__setattr__(warned, "notes", ("restarts disagree",))
+    warned = replace(change_record(fits[4], converged=False), notes=("restarts disagree",))
     object.__setattr__(fits[3], "notes", ())
     fits[3].save(tmp_path / "three.fit")
     table = bt.compare({3: bt.load(tmp_path / "three.fit"), 4: warned}, data)
@@ -199,7 +201,7 @@ def test_an_interrupt_returns_the_numbers_of_heads_that_were_completed(monkeypat
 
     def interrupt_last(net, data, **options):
         calls.append(net)
-        return replace(bt.fit(net, data, **options), finished=len(calls) <= 5)
+        return change_record(bt.fit(net, data, **options), finished=len(calls) <= 5)
 
     monkeypatch.setattr(model_comparison, "fit_net", interrupt_last)
     table = bt.fit_heads(mixture, planted(20), heads=(1, 2, 3), folds=2, **TABLES)

@@ -386,6 +386,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {  # of other classes whose objects are p
     "interventions.sweep_results": ("CellGrid",),
     "interventions.examples": ("Examples",),
     "interventions.methods": ("Gradient",),
+    "learning.fit.result": ("FitRecord",),
     "reference": ("GroundModel",),
     "residual_stream.lens": ("LensReader",),
     "residual_stream.results": ("ReadoutDirection",),

@@ -21,7 +21,7 @@ from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
 from bnet_transformer.learning.fit.curvature import EMExpansion
 from bnet_transformer.learning.fit.objective import LOG_EVIDENCE, LOG_POSTERIOR, FitObjective, FitProblem, Method
-from bnet_transformer.learning.fit.result import Fit
+from bnet_transformer.learning.fit.result import Fit, FitRecord
 from bnet_transformer.learning.loop import (
     Checkpoint,
     LoopConfig,
@@ -489,10 +489,12 @@ def build_fit(
     evaluated_on: str = TRAINING_SENTENCES,
     **fields: Any,
 ) -> Fit[Network]:
-    """Create the fit of a method: the net with these parameters, the method, and further `fields` of `Fit`."""
+    """Create the fit of a method: the net with these parameters, and `fields` of `Fit` and of its record."""
     objective, count = problem.objective, len(problem.corpus)
     net, learned = replace_learned(objective.network, parameters), objective.learned.names
-    return Fit(net, method.name, count, evaluated_on, learned=learned, budget=objective.budget, **fields)
+    parts = {name: fields.pop(name) for name in ("notes", "samples", "statistics", "choices") if name in fields}
+    record = FitRecord(count, evaluated_on, learned=learned, budget=objective.budget, **fields)
+    return Fit(net, method.name, record, **parts)
 
 
 def replace_learned(network: Network, learned: Mapping[str, Tensor]) -> Network:

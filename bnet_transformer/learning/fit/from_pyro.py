@@ -35,7 +35,7 @@ from bnet_transformer.learning.fit.heads import (
 )
 from bnet_transformer.learning.fit.methods import analyse_choices
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
-from bnet_transformer.learning.fit.result import Fit
+from bnet_transformer.learning.fit.result import Fit, FitRecord
 from bnet_transformer.learning.training import N
 
 MIN_EFFECTIVE_DRAWS = 20.0  # fewer effective draws raise a warning
@@ -124,22 +124,20 @@ def fit_from_pyro(
             density = log_likelihoods(objective, corpus, samples_to_parameters(network, samples)).sum(1).reshape(shape)
             samples, matched = align_heads(objective, corpus, samples, density)
         shown = find_representative(network, samples)
-    return Fit(
-        restore_type(net, replace_learned(network, shown)),
-        "pyro",
+    record = FitRecord(
         len(corpus),
         "nothing",
-        samples={} if draws.is_point else samples,
         matched=matched,
         divergent=draws.divergent,
         effective_sample_size=draws.effective_sample_size,
         learned=objective.learned.names,
         budget=objective.budget,
         approximate=draws.approximate,
-        notes=() if draws.is_point else describe_unidentified(network, objective.learned.names),
         missing=missing,
-        data=corpus,
     )
+    fitted_net = restore_type(net, replace_learned(network, shown))
+    notes = () if draws.is_point else describe_unidentified(network, objective.learned.names)
+    return Fit(fitted_net, "pyro", record, notes, samples={} if draws.is_point else samples, data=corpus)
 
 
 def _read_samples(result: object, arguments: tuple[object, ...], num_samples: int) -> SiteSamples:

@@ -138,7 +138,8 @@ def fit(
             if alternative is None:
                 raise
             raise type(error)(error.subject, **error.parts | {"hint": alternative}) from error
-        return replace(fitted, net=restore_type(net, fitted.net), missing=missing, data=corpus)  # type: ignore[return-value]
+        fitted_net, record = restore_type(net, fitted.net), replace(fitted.record, missing=missing)
+        return replace(fitted, net=fitted_net, record=record, data=corpus)  # type: ignore[return-value]
 
     return _plan_fit(problem, config, compute)
 

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_fraction, check_int
 from bnet_transformer._core.process import translate_memory_errors
-from bnet_transformer._core.results import Fields, Result
+from bnet_transformer._core.results import Fields, Result, check_field_types
 from bnet_transformer._core.stats import MAX_KHAT
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.gather import batch_to_request
@@ -61,14 +61,10 @@ MAX_LIKELIHOOD_NUMEL = 2**26  # maximum numbers of a table of log likelihoods
 
 
 @dataclass(frozen=True)
-class Fit(Result, Generic[N]):
-    """A fitted net, with its posterior samples and the history of the fit.
+class FitRecord:
+    """The options of a fit that its queries need, and how the fit ended. All attributes are also those of the `Fit`.
 
     Attributes:
-        net: The net with the fitted parameters: those of the best restart (`map`, `em`), the mode (`laplace`), the mean
-            of the guide (`svi`), or the representative draw (`nuts`), whose tables and invariants are nearest to their
-            posterior means.
-        method: The name of the method, such as `"map"`.
         sentences: The number of training sentences.
         evaluated_on: A description of the sentences that the scores are computed on.
         restart: The index of the best restart.
@@ -77,26 +73,18 @@ class Fit(Result, Generic[N]):
         converged: For `map` and `em`, whether the parameters are a maximum to second order: the Newton decrement
             `sqrt(g^T H^-1 g)` is at most 0.001 in the weights and the log ratios of the tables, with `H` positive
             definite along the steps. None if this was not tested. A finished fit need not be converged.
-        notes: What a reader of the result must know, such as restarts that disagree, singular
-            directions, dead or coincident heads, too few data.
         restart_densities: The log posterior density at which each restart of second-order steps ended, in nats, up to a
             constant; that of a restart that was dropped is an upper bound.
         learned: The names of the learned parameters.
         budget: The maximum number of joint states of the choices of a sentence that queries sum.
+        missing: True if words whose numbers are all NaN are treated as not observed.
         bounds: The objective at each step, per sentence.
         measured: The scores of the restarts as `(step, restart, score)`, per sentence, on the sentences `evaluated_on`.
-        samples: The posterior samples by parameter, `[chain, draw, *shape]`, with tables as probabilities; empty for
-            `map` and `em`.
-        divergent: The number of divergent transitions of each chain of NUTS.
-        choices: If the choices were sampled, the approximate posterior of each, `[sentence, *plates, word, state]`.
-        missing: True if words whose numbers are all NaN are treated as not observed.
-        data: The training data, which `save` does not write; None for a loaded fit.
-        statistics: The sampler statistics of NUTS by name, `[chain, draw]`.
-        matched: The selectors whose heads have the same order in all draws, because the posterior does not depend on
-            their order.
         criterion: The name of the score. For `map` and `em` it is the log evidence of held-out sentences, or else the
             log posterior density up to a constant, which is the log evidence if there is no prior.
-        known_likelihoods: The log likelihoods that a loaded fit contains, `[chain, draw, sentence]`; None otherwise.
+        divergent: The number of divergent transitions of each chain of NUTS.
+        matched: The selectors whose heads have the same order in all draws, because the posterior does not depend on
+            their order.
         effective_sample_size: The effective sample size of importance weights; None if draws are not weighted.
         khat: The Pareto k-hat of the importance weights of `laplace`: below 0.7 they are reliable. It does not detect
             modes that no start found. None for other methods.
@@ -107,6 +95,52 @@ class Fit(Result, Generic[N]):
             above 0.5, because then the variance of the weights is not finite.
     """
 
+    sentences: int
+    evaluated_on: str
+    restart: int = 0
+    finished: bool = True
+    approximate: str | None = None
+    converged: bool | None = None
+    restart_densities: tuple[float, ...] = field(default=(), repr=False)
+    learned: tuple[str, ...] = field(default=(), repr=False)
+    budget: int = field(default=BUDGET, repr=False)
+    missing: bool = field(default=False, repr=False)
+    bounds: tuple[float, ...] = field(default=(), repr=False)
+    measured: tuple[tuple[int, int, float], ...] = field(default=(), repr=False)
+    criterion: str = LOG_EVIDENCE
+    divergent: tuple[int, ...] = field(default=(), repr=False)
+    matched: tuple[str, ...] = field(default=(), repr=False)
+    effective_sample_size: float | None = field(default=None, repr=False)
+    khat: float | None = None
+    log_marginal_likelihood: float | None = field(default=None, repr=False)
+    log_marginal_likelihood_error: float | None = field(default=None, repr=False)
+
+
+RECORD_NAMES = frozenset(item.name for item in fields(FitRecord))
+
+
+@dataclass(frozen=True)
+class Fit(Result, Generic[N]):
+    """A fitted net, with its posterior samples and the history of the fit.
+
+    The attributes of the record are also attributes of the fit, such as `f.converged`, `f.bounds` or `f.khat`.
+
+    Attributes:
+        net: The net with the fitted parameters: those of the best restart (`map`, `em`), the mode (`laplace`), the mean
+            of the guide (`svi`), or the representative draw (`nuts`), whose tables and invariants are nearest to their
+            posterior means.
+        method: The name of the method, such as `"map"`.
+        record: The options of the fit, and how it ended.
+        notes: What a reader of the result must know, such as restarts that disagree, singular
+            directions, dead or coincident heads, too few data.
+        samples: The posterior samples by parameter, `[chain, draw, *shape]`, with tables as probabilities; empty for
+            `map` and `em`.
+        statistics: The sampler statistics of NUTS by name, `[chain, draw]`.
+        choices: If the choices were sampled, the approximate posterior of each, `[sentence, *plates, word, state]`.
+        data: The training data, which `save` does not write; None for a loaded fit.
+        known_likelihoods: The log likelihoods that a loaded fit contains, `[chain, draw, sentence]`; None otherwise.
+    """
+
     _shapes = (
         "samples: {_} real chain draw *_; statistics: {_} any chain draw *_; known_likelihoods: real chain draw _; "
         "choices: {_} real *_; data: any"
@@ -114,31 +148,18 @@ class Fit(Result, Generic[N]):
 
     net: N
     method: str
-    sentences: int
-    evaluated_on: str
-    restart: int = 0
-    finished: bool = True
-    approximate: str | None = None
-    converged: bool | None = None
+    record: FitRecord
     notes: tuple[str, ...] = ()
-    restart_densities: tuple[float, ...] = field(default=(), repr=False)
-    learned: tuple[str, ...] = field(default=(), repr=False)
-    budget: int = field(default=BUDGET, repr=False)
-    bounds: tuple[float, ...] = field(default=(), repr=False)
-    measured: tuple[tuple[int, int, float], ...] = field(default=(), repr=False)
     samples: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-    divergent: tuple[int, ...] = field(default=(), repr=False)
-    choices: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-    missing: bool = field(default=False, repr=False)
-    data: Batch | None = field(default=None, repr=False, compare=False)
     statistics: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
-    matched: tuple[str, ...] = field(default=(), repr=False)
-    criterion: str = LOG_EVIDENCE
+    choices: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
+    data: Batch | None = field(default=None, repr=False, compare=False)
     known_likelihoods: Tensor | None = field(default=None, repr=False)
-    effective_sample_size: float | None = field(default=None, repr=False)
-    khat: float | None = None
-    log_marginal_likelihood: float | None = field(default=None, repr=False)
-    log_marginal_likelihood_error: float | None = field(default=None, repr=False)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in RECORD_NAMES:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        return getattr(self.record, name)
 
     @property
     def network(self) -> Network:
@@ -227,8 +248,8 @@ class Fit(Result, Generic[N]):
         """
         if self.method != "svi" or not self.samples:
             return bool(self.samples)
-        if self.khat is not None:  # of a Normal guide, in the file of an earlier version
-            return self.khat < MAX_KHAT
+        if self.record.khat is not None:  # of a Normal guide, in the file of an earlier version
+            return self.record.khat < MAX_KHAT
         has_weights = any(name not in self.network.unconditional_logit_names for name in self.learned)
         return not (has_weights or self.choices)
 
@@ -471,8 +492,12 @@ class Fit(Result, Generic[N]):
 
     @classmethod
     def _upgrade_fields(cls, fields: Fields) -> Fields:
-        fields.pop("guide", None)
-        return fields
+        if "record" in fields:
+            return fields
+        fields.pop("guide", None)  # of the files of earlier versions, which have the record in parts
+        parts = {name: fields.pop(name) for name in RECORD_NAMES & fields.keys()}
+        check_field_types(FitRecord, parts, cls.__name__)
+        return {**fields, "record": FitRecord(**parts)}
 
     @classmethod
     def _from_fields(cls, fields: Fields) -> Fit[Any]:
@@ -577,7 +602,7 @@ def as_fit(value: Any) -> Fit[Any]:
         return value
     if not isinstance(getattr(value, "network", value), Network):
         raise BNetError("compare", expected="a Fit, or a net", actual=value)
-    return Fit(value, "none", 0, "nothing")
+    return Fit(value, "none", FitRecord(0, "nothing"))
 
 
 def get_shared_data(first: Batch | None, second: Batch | None) -> tuple[Batch, Batch]:
