@@ -414,7 +414,7 @@ def test_the_plot_has_a_sign_for_each_head():
     fills = [patch.get_facecolor() for patch in ax.patches if (patch.get_gid() or "").startswith("head_0")]
     assert len(set(fills)) == 6
     figure = bt.plot(result, relation="next")
-    assert figure.axes[0].get_title(loc="left") == "Attention to the next word"
+    assert figure.texts[0].get_text() == "Attention to the next word"
     with pytest.raises(bt.BNetError, match="relation: expected one of the allowed values"):
         bt.plot(result, relation="last")
 
