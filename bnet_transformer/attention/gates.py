@@ -867,6 +867,65 @@ class _StoredSettings:
         return gates, log_probs, ratios
 
 
+class _GateChains:
+    """Chains that sample the share of each head, and the gates of each sentence.
+
+    Attributes:
+        is_zero: True if a chain fixes the share of a head at 0, `[chain, gate]`.
+        gates: The gates, `[sentence, chain, gate]`.
+        log_probs: The scaled `log P` of each sentence in each chain, `[sentence, chain]`.
+        log_odds: The log odds of the shares, `[chain, gate]`.
+    """
+
+    def __init__(
+        self, runs: GatedRuns, scale: float, generator: torch.Generator, update_progress: Callable[[int], object]
+    ) -> None:
+        self.runs, self.scale, self.generator, self.update_progress = runs, scale, generator, update_progress
+        self.shape = len(runs.sites), runs.num_heads
+        num_gates = math.prod(self.shape)
+        # For the Bayes factors, one more chain for each head has `rho = 0` for this head.
+        self.is_zero = torch.cat([torch.zeros(NUM_FREE, num_gates), torch.eye(num_gates)]).bool()
+        self.parts = list(runs.parts(max(1, runs.gradient_part_size() // len(self.is_zero))))
+        rho = torch.rand(self.is_zero.shape, generator=generator, dtype=torch.float64).clamp(MIN_RHO, 1 - MIN_RHO)
+        self.log_odds = torch.where(self.is_zero, -CERTAIN, torch.logit(rho))
+        self.gates = self.draw_uniforms()[..., :-1] < torch.sigmoid(self.log_odds)
+        self.log_probs = self.compute_log_probs(self.gates)
+
+    def compute_log_probs(self, gates: Tensor) -> Tensor:
+        """Compute the scaled `log P` of each sentence in each chain, `[sentence, chain]`."""
+        log_probs = torch.zeros(gates.shape[:2], dtype=torch.float64)
+        for part in self.parts:
+            settings = gates[part.indices].unflatten(-1, self.shape)
+            log_probs[part.indices] = self.scale * self.runs.log_probs_by_chain(part, settings)
+            self.update_progress(len(part) * gates.shape[1])
+        return log_probs
+
+    def draw_uniforms(self) -> Tensor:
+        """Draw a uniform number for each gate, and one more, `[sentence, chain, gate + 1]`."""
+        chains, num_gates = self.is_zero.shape
+        shape = len(self.runs.corpus), chains, num_gates + 1
+        return torch.rand(shape, generator=self.generator, dtype=torch.float64)
+
+    def sample_gate(self, gate: int, power: float, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Sample the share of a gate with the gate summed out, then the gate, under a power of the likelihood.
+
+        Returns:
+            The gates with this one flipped, and their `log P`; the probability that the gate is on,
+            `[sentence, chain]`; and the log integral of the density of the share, `[chain]`.
+        """
+        flipped, is_on = self.gates.clone(), self.gates[..., gate]
+        flipped[..., gate] = ~is_on
+        log_flipped = self.compute_log_probs(flipped)
+        ratio = power * torch.where(is_on, self.log_probs - log_flipped, log_flipped - self.log_probs)
+        rho, log_integral = sample_rho(ratio.T, 1, self.generator)
+        self.log_odds[:, gate] = torch.where(self.is_zero[:, gate], -CERTAIN, torch.logit(rho[:, 0]))
+        probs = torch.sigmoid(ratio + self.log_odds[:, gate])
+        will_be_on = uniforms < probs
+        self.log_probs = torch.where(will_be_on == is_on, self.log_probs, log_flipped)
+        self.gates[..., gate] = will_be_on
+        return flipped, log_flipped, probs, log_integral
+
+
 def gibbs_gate_posterior(
     runs: GatedRuns,
     scale: float,
@@ -886,60 +945,27 @@ def gibbs_gate_posterior(
     # The stored settings do not change after the warmup. If the setting of a sentence is one of these, it is sampled
     # from the posterior restricted to them, and else it stays, so this step too leaves the posterior invariant. The
     # power of the likelihood rises geometrically in the warmup, so the stored settings include several modes.
-    # For the Bayes factors, one more chain for each head has `rho = 0` for this head.
-    shape, count = (len(runs.sites), runs.num_heads), len(runs.corpus)
-    num_gates = math.prod(shape)
-    is_zero = torch.cat([torch.zeros(NUM_FREE, num_gates), torch.eye(num_gates)]).bool()  # [chain, gate]
-    num_chains = len(is_zero)
-    parts = list(runs.parts(max(1, runs.gradient_part_size() // num_chains)))
-
-    def compute_log_probs(gates: Tensor) -> Tensor:
-        """Compute the scaled `log P` of each sentence in each chain, `[sentence, chain]`."""
-        log_probs = torch.zeros(gates.shape[:2], dtype=torch.float64)
-        for part in parts:
-            log_probs[part.indices] = scale * runs.log_probs_by_chain(part, gates[part.indices].unflatten(-1, shape))
-            update_progress(len(part) * num_chains)
-        return log_probs
-
-    def draw_uniforms() -> Tensor:
-        """Draw a uniform number for each gate, and one more, `[sentence, chain, gate + 1]`."""
-        return torch.rand(count, num_chains, num_gates + 1, generator=generator, dtype=torch.float64)
-
-    rho = torch.rand(num_chains, num_gates, generator=generator, dtype=torch.float64).clamp(MIN_RHO, 1 - MIN_RHO)
-    log_odds = torch.where(is_zero, -CERTAIN, torch.logit(rho))
-    gates = draw_uniforms()[..., :-1] < torch.sigmoid(log_odds)  # [sentence, chain, gate]
-    log_probs, stored = compute_log_probs(gates), _StoredSettings(count, num_gates)
-    stored.add(gates, log_probs)
-    num_warmup = max(1, round(GIBBS_WARMUP_FRACTION * rounds))
+    chains = _GateChains(runs, scale, generator, update_progress)
+    shape, count, num_gates = chains.shape, len(runs.corpus), math.prod(chains.shape)
+    stored, num_warmup = _StoredSettings(count, num_gates), max(1, round(GIBBS_WARMUP_FRACTION * rounds))
+    stored.add(chains.gates, chains.log_probs)
+    for sweep in range(num_warmup):
+        uniforms, power = chains.draw_uniforms(), MIN_POWER ** (1 - (sweep + 1) / num_warmup)
+        run = [chains.sample_gate(gate, power, uniforms[..., gate])[:2] for gate in range(num_gates)]
+        stored.add(*(torch.cat(values, 1) for values in zip(*run, strict=True)))
     num_on, by_flips, by_settings = [], [], []  # of each sweep after the warmup, [chain, gate]
     inclusion = torch.zeros(count, num_gates, dtype=torch.float64)
-    for sweep in range(rounds):
-        is_warmup, uniforms, log_integrals = sweep < num_warmup, draw_uniforms(), torch.empty_like(log_odds)
-        power = MIN_POWER ** (1 - (sweep + 1) / num_warmup) if is_warmup else 1.0
-        run_gates, run_log_probs = [], []
+    for _ in range(rounds - num_warmup):
+        uniforms, log_integrals = chains.draw_uniforms(), torch.empty_like(chains.log_odds)
         for gate in range(num_gates):
-            flipped, is_on = gates.clone(), gates[..., gate]
-            flipped[..., gate] = ~is_on
-            log_flipped = compute_log_probs(flipped)
-            ratio = power * torch.where(is_on, log_probs - log_flipped, log_flipped - log_probs)
-            rho, log_integrals[:, gate] = sample_rho(ratio.T, 1, generator)
-            log_odds[:, gate] = torch.where(is_zero[:, gate], -CERTAIN, torch.logit(rho[:, 0]))
-            probs = torch.sigmoid(ratio + log_odds[:, gate])
-            will_be_on = uniforms[..., gate] < probs
-            log_probs = torch.where(will_be_on == is_on, log_probs, log_flipped)
-            gates[..., gate] = will_be_on
-            if is_warmup:
-                run_gates.append(flipped)
-                run_log_probs.append(log_flipped)
-            else:
-                inclusion[:, gate] += probs[:, :NUM_FREE].mean(1) / (rounds - num_warmup)
-        if is_warmup:
-            stored.add(torch.cat(run_gates, 1), torch.cat(run_log_probs, 1))
-            continue
-        gates, log_probs, ratios = stored.sample(gates, log_probs, log_odds, uniforms[..., -1])
-        num_on.append(gates[:, :NUM_FREE].sum(0).double())
+            *_, probs, log_integrals[:, gate] = chains.sample_gate(gate, 1.0, uniforms[..., gate])
+            inclusion[:, gate] += probs[:, :NUM_FREE].mean(1) / (rounds - num_warmup)
+        chains.gates, chains.log_probs, ratios = stored.sample(
+            chains.gates, chains.log_probs, chains.log_odds, uniforms[..., -1]
+        )
+        num_on.append(chains.gates[:, :NUM_FREE].sum(0).double())
         by_flips.append(log_integrals)
-        by_settings.append(sample_rho(ratios.flatten(1).T, 1, generator)[1].reshape(log_odds.shape))
+        by_settings.append(sample_rho(ratios.flatten(1).T, 1, generator)[1].reshape(log_integrals.shape))
     counts = torch.stack(num_on, 1)
     rho, rhat = _sample_shares(counts, count, draws, generator)
     by_state = torch.stack([torch.stack(by_flips, 1), torch.stack(by_settings, 1)])  # [kind, chain, sweep, gate]

@@ -406,13 +406,7 @@ def plan_reads(
     Returns:
         The plan of the chain and its matrix.
     """
-    check_choice("method", method, ("rollout", "flow"))
-    residual = check_float("residual", residual)
-    if not 0 <= residual <= 1:
-        raise BNetError("residual", expected="a probability from 0 to 1", actual=residual)
-    if list(slices) != list(range(min(slices), max(slices) + 1)):
-        raise BNetError("slices", expected="consecutive slices", actual=list(slices))
-    model = query.model
+    residual, model = _check_options(method, residual, slices), query.model
     specs = [find_attention_spec(model, t, role) for t in slices]
     check_chain(model, specs, slices)
     average = _build_head_average(specs, head, inclusion)
@@ -461,6 +455,16 @@ def plan_reads(
     posterior = plan_state_probs(replace(query, nodes=tuple(choices)))
     question, count = f"reads of slices {[*slices]}", max(math.prod(sizes), posterior.states)
     return replace(posterior, question=question, states=count).then(compute)
+
+
+def _check_options(method: str, residual: float, slices: Sequence[int]) -> float:
+    """Raise an error for invalid options of a chain; return the checked `residual`."""
+    check_choice("method", method, ("rollout", "flow"))
+    if not 0 <= (residual := check_float("residual", residual)) <= 1:
+        raise BNetError("residual", expected="a probability from 0 to 1", actual=residual)
+    if list(slices) != list(range(min(slices), max(slices) + 1)):
+        raise BNetError("slices", expected="consecutive slices", actual=list(slices))
+    return residual
 
 
 def _build_head_average(
