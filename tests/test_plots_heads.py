@@ -8,9 +8,8 @@ import torch
 from matplotlib.colors import Normalize, SymLogNorm, to_rgb
 
 import bnet_transformer as bt
-from bnet_transformer.attention.inclusion import Damage, damage
-from bnet_transformer.errors import BNetError
-from bnet_transformer.plots.attention import MEASURES, choose_norm, format_short
+from bnet_transformer.attention.inclusion import damage
+from bnet_transformer.plots.attention import MEASURES, choose_norm
 from bnet_transformer.plots.canvas import lightness
 from tests.test_plots import get_cells, get_ticks, render
 
@@ -35,6 +34,10 @@ def get_ax_texts(ax):
     return [text.get_text() for text in ax.texts]
 
 
+def read(text):
+    return float(text.replace("−", "-"))
+
+
 def get_notes(figure):
     return " ".join(text.get_text() for text in figure.texts)
 
@@ -46,7 +49,7 @@ def test_a_map_has_the_measure_of_each_head_in_its_colour_and_its_number(inclusi
     assert np.allclose(get_cells(figure), values.numpy())
     assert get_ticks(figure.axes[0], "y") == ["a_0", "a_1"] and get_ticks(figure.axes[0]) == ["0", "1", "2", "3"]
     numbers = [text for text in get_ax_texts(figure.axes[0]) if "±" not in text]
-    assert numbers == [format_short(value) for value in values.flatten().tolist()]
+    assert [read(number) for number in numbers] == pytest.approx(values.flatten().tolist(), abs=0.006, rel=0.01)
     assert "4 sentences" in figure.texts[0].get_text()
     paper = figure.get_facecolor()[:3]
     for text in figure.axes[0].texts:
@@ -100,8 +103,9 @@ def test_dead_heads_are_framed_and_only_they(inclusion):
 @pytest.mark.slow
 def test_errors_are_written_where_they_are_known(inclusion):
     for show, error in (("importance", inclusion.importance_error), ("ablation", inclusion.ablation_error)):
-        errors = [t for t in get_ax_texts(bt.plot(inclusion, show=show).axes[0]) if "±" in t]
-        assert errors == [f"±{format_short(value)}" for value in error.flatten().tolist() if value >= 0.005]
+        errors = [read(t[1:]) for t in get_ax_texts(bt.plot(inclusion, show=show).axes[0]) if "±" in t]
+        expected = [value for value in error.flatten().tolist() if value >= 0.005]
+        assert errors == pytest.approx(expected, abs=0.006)
     single = bt.inclusion(inclusion.network, TEXTS[:1], draws=50, progress=False)
     assert torch.isnan(single.ablation_error).all()
     assert not any("±" in text for text in get_ax_texts(bt.plot(single, show="ablation").axes[0]))
@@ -117,7 +121,8 @@ def test_intervals_by_rank_are_those_of_the_frame(inclusion, top):
     assert np.allclose([segment[:, 0] for segment in lines], rows[["low", "high"]])
     dots = next(line for line in ax.lines if line.get_label() == "mean")
     assert np.allclose(dots.get_xdata(), rows["rho"]) and list(dots.get_ydata()) == list(range(len(rows)))
-    assert [text.split(" ")[0] for text in get_ax_texts(ax)] == [format_short(value) for value in rows["log_bayes"]]
+    numbers = [read(text.split(" ")[0]) for text in get_ax_texts(ax)]
+    assert numbers == pytest.approx(rows["log_bayes"].tolist(), abs=0.006)
     assert ("of 8 heads" in get_notes(figure)) == (top == 3)
 
 
@@ -137,7 +142,7 @@ def test_colours_go_by_powers_of_ten_where_a_few_heads_are_far_above_the_others(
     log_bayes[0, 0] = 1e5
     figure = bt.plot(replace(inclusion, log_bayes=log_bayes), show="log_bayes")
     marks = [t.get_text() for t in figure.axes[0].child_axes[-1].get_yticklabels()]
-    assert "0" in marks and "1e5" in marks and not any(mark.startswith("1e6") for mark in marks)
+    assert "0" in marks and "1e+05" in marks and "1e+06" not in marks
     flat = replace(inclusion, log_bayes=torch.zeros(2, 4))
     assert np.allclose(get_cells(bt.plot(flat, show="log_bayes")), 0)
 
@@ -186,16 +191,3 @@ def test_a_net_of_many_slices_and_heads_is_drawn(inclusion):
         numbers = get_ax_texts(figure.axes[0]) if show in MEASURES else []
         assert len(numbers) in (0, 600)  # in all cells or in none
         assert show != "log_bayes" or render(figure)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [({"show": "beta"}, "show"), ({"top": 0}, "top"), ({"show": "intervals", "top": 1.5}, "top"), ({"log": 1}, "log")],
-)
-def test_bad_options_are_refused(inclusion, loss, options, match):
-    with pytest.raises(BNetError, match=match):
-        bt.plot(loss if "log" in options else inclusion, **options)
-
-
-def test_a_loss_is_drawn_as_what_it_is_and_not_as_a_table(loss):
-    assert isinstance(loss, Damage) and len(bt.plot(loss).axes[0].lines) == 3

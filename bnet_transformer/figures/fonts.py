@@ -86,6 +86,7 @@ def replace_missing_glyphs(texts: Iterable[str]) -> tuple[list[str], list[str], 
     return [text.translate(swapped) for text in strings], list(families), sorted(absent)
 
 
+@lru_cache(maxsize=2**14)
 def text_width(text: str, size: float) -> float:
     """Return the width of a line of text in points; a character that `BASE_FONT` lacks counts as an M."""
     font = FontProperties(family=BASE_FONT, size=size)
@@ -147,11 +148,16 @@ def _find_fonts(letters: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str
 
 def _supported_letters(path: str, letters: frozenset[str]) -> frozenset[str]:
     """Return the characters of `letters` that a font contains."""
+    return frozenset(letter for letter in letters if ord(letter) in _read_charmap(path))
+
+
+@lru_cache(maxsize=64)
+def _read_charmap(path: str) -> frozenset[int]:
+    """Return the code points of the characters in the file of a font."""
     try:
-        charmap = FT2Font(path).get_charmap()
+        return frozenset(FT2Font(path).get_charmap())
     except RuntimeError:  # FreeType cannot read the file
         return frozenset()
-    return frozenset(letter for letter in letters if ord(letter) in charmap)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -26,18 +26,17 @@ from bnet_transformer.attention.inclusion import Damage, Inclusion
 from bnet_transformer.attention.roles import OTHER, Roles
 from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fonts import MIN_FONT_SIZE, format_token, text_width
-from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas, format_digits, make_norm
+from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas, format_digits, format_number, make_norm
 from bnet_transformer.plots.heat_maps import (
-    ERROR_SIZE,
     HeatMapData,
     draw_matrix,
-    fit_font_size,
     frame_cell,
     probability_limits,
     select_words,
     shared_limits,
     tick_label_width,
     to_float_array,
+    write_numbers,
 )
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -451,11 +450,11 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
     values = to_float_array(show, result.mean if show == "rho" else getattr(result, show))
     is_biased = show == "log_bayes" and result.method == "svi"  # the Monte Carlo error does not contain the bias
     error = None if errors is None or is_biased else to_float_array("errors", getattr(result, errors))
-    heads = tuple(map(str, range(values.shape[1])))
-    data = HeatMapData(values, result.slices, heads, error=np.zeros_like(values) if error is None else error)
+    rows, columns = values.shape
+    data = HeatMapData(values, result.slices, tuple(map(str, range(columns))), error=error)
 
     def write_cells(ax: Axes, image: Any, width: float, height: float) -> None:
-        has_numbers = _write_cells(canvas, ax, image, values, error, (width, height))
+        has_numbers = write_numbers(canvas, [ax], [data], image, (width, height))
         if show == "rho" and (height >= MIN_TWO_LINES or not has_numbers):
             _draw_intervals(canvas, ax, image, result, height=None if has_numbers else height)
         if result.has_interval.any() and any(line.get_label() == "interval" for line in ax.collections):
@@ -466,18 +465,20 @@ def _plot_measure(result: Inclusion, canvas: Canvas, show: str) -> None:
             canvas.add_note(f"±: {kind}.")
 
     norm = Normalize(0.0, 1.0) if show == "rho" else choose_norm(values)
-    (ax,) = draw_matrix(canvas, [data], value_label=value_label, x="head", y="", norm=norm, write_cells=write_cells)
+    size = max(2.4, 0.45 * columns), min(7.0, max(1.4, 0.42 * rows))
+    style: Any = {"value_label": value_label, "x": "head", "y": "", "norm": norm, "size": size}
+    (ax,) = draw_matrix(canvas, [data], **style, write_cells=write_cells)
     if isinstance(norm, SymLogNorm):
         assert norm.vmin is not None and norm.vmax is not None
         powers = [norm.linthresh * 10**k for k in range(int(math.log10(norm.vmax / norm.linthresh)) + 1)]
         ticks = [*(-p for p in reversed(powers) if norm.vmin <= -p), 0.0, *powers]
         bar: Any = ax.child_axes[-1]
-        bar.set_yticks(ticks, labels=[format_short(tick) for tick in ticks])
+        bar.set_yticks(ticks, labels=[format_digits(tick) for tick in ticks])
         bar.minorticks_off()
     colours = canvas.make_colour_map(norm)
     for i, j in result.dead:
         edge = canvas.contrasting_colour(colours(norm(values[i, j])))
-        style: Any = {"edgecolor": edge, "linestyle": (0, (3, 2)), "linewidth": 1.1, "fill": False}
+        style = {"edgecolor": edge, "linestyle": (0, (3, 2)), "linewidth": 1.1, "fill": False}
         ax.add_patch(Rectangle((j - 0.45, i - 0.45), 0.9, 0.9, gid=f"dead_{i}_{j}", **style))
     canvas.add_note("Dashed frame: a head without effect." if result.dead else "")
 
@@ -490,43 +491,6 @@ def choose_norm(values: FloatArray) -> Normalize:
     if median <= 0 or largest < LOG_SCALE_RATIO * median:
         return make_norm(low, high)
     return SymLogNorm(10.0 ** math.floor(math.log10(median)), vmin=low, vmax=high, base=10)
-
-
-def format_short(value: float) -> str:
-    """A number as short text.
-
-    >>> [format_short(value) for value in (0.934, 1.0, -2.5, 26.05, 1234.5, 2.5e6)]
-    ['.93', '1.00', '−2.5', '26', '1234', '2e6']
-    """
-    size = abs(value)
-    if size < 0.005:
-        return "0"
-    text = f"{size:.2f}".lstrip("0") if size < 1.995 else f"{size:.1f}" if size < 9.95 else f"{size:.0f}"
-    if size >= 99999.5:
-        text = f"{size:.0e}".replace("e+0", "e").replace("e+", "e")
-    return ("−" if value < 0 else "") + text
-
-
-def _write_cells(
-    canvas: Canvas, ax: Axes, image: Any, values: FloatArray, error: FloatArray | None, cell: tuple[float, float]
-) -> bool:
-    """Write the number of each cell, with its error below it if there is space; return whether the numbers fit."""
-    texts = {index: format_short(float(value)) for index, value in np.ndenumerate(values)}
-    size = fit_font_size(canvas, texts.values(), cell)
-    has_two_lines = cell[1] >= MIN_TWO_LINES
-    errors = {}
-    if error is not None:
-        errors = {k: f"±{format_short(float(e))}" for k, e in np.ndenumerate(error) if e >= 0.005}
-    has_errors = has_two_lines and fit_font_size(canvas, errors.values(), cell) is not None
-    if size is None:
-        return False
-    for (i, j), text in texts.items():
-        colour = canvas.contrasting_colour(image.cmap(image.norm(values[i, j])))
-        style: Any = {"ha": "center", "va": "center_baseline", "color": colour}
-        canvas.add_text(ax, j, i - (0.16 if has_two_lines else 0), text, fontsize=size, **style)
-        if has_errors and (i, j) in errors:
-            canvas.add_text(ax, j, i + 0.24, errors[i, j], fontsize=ERROR_SIZE, **style)
-    return True
 
 
 def _draw_intervals(canvas: Canvas, ax: Axes, image: Any, result: Inclusion, height: float | None) -> None:
@@ -565,17 +529,22 @@ def _plot_forest(result: Inclusion, canvas: Canvas, top: int) -> None:
         for tensor in (result.low, result.mean, result.high, result.log_bayes, result.error)
     )
     ax = canvas.add_axes(3.7, max(1.0, 0.19 * len(names)))
-    height = canvas.panel_size(ax)[1]
     y = np.arange(len(names))
     colour = canvas.colours["accent"]
     ax.axvline(0.5, color=canvas.colours["grey"], linewidth=0.8, linestyle=(0, (4, 3)), label="prior mean")
     ax.hlines(y, low, high, color=colour, linewidth=1.5, label="interval")
     ax.plot(mean, y, linestyle="", marker="o", markersize=4.2, color=colour, label="mean")
-    step = max(1, math.ceil(1.2 * 6.0 * len(names) / (72 * height)))
-    for k in range(0, len(names), step):
-        error_text = f" ±{format_short(error[k])}" if error[k] >= 0.005 and result.method != "svi" else ""
+    for k in range(0, len(names), max(1, math.ceil(1.2 * 6.0 * len(names) / (72 * canvas.panel_size(ax)[1])))):
+        error_text = f" ±{format_number(error[k], 1.0)}" if error[k] >= 0.005 and result.method != "svi" else ""
         style: Any = {"ha": "left", "va": "center_baseline", "fontsize": 6.5, "clip_on": False}
-        canvas.add_text(ax, 1.04, y[k], f"{format_short(log[k])}{error_text}", color=canvas.colours["grey"], **style)
+        canvas.add_text(
+            ax,
+            1.04,
+            y[k],
+            f"{format_number(log[k], np.abs(log).max())}{error_text}",
+            color=canvas.colours["grey"],
+            **style,
+        )
     ax.set_xlim(0.0, 1.02)
     canvas.label_rows(ax, names)
     interval = f" with {result.interval:.0%} interval" if result.has_interval.any() else ""
@@ -630,7 +599,7 @@ def plot_roles(result: Roles, canvas: Canvas, *, relation: str | None = None) ->
     signs = assign_signs(result.relations)
     colours = _assign_colours(result.relations, canvas)
     rows, columns = result.probability.shape
-    ax = canvas.add_axes(max(1.2, 0.42 * columns), min(7.0, max(0.5, 0.36 * rows)))
+    ax = canvas.add_axes(max(1.4, 0.46 * columns), min(7.0, max(0.5, 0.42 * rows)))
 
     def fill_cells() -> None:
         size = canvas.panel_size(ax)

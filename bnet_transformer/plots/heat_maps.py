@@ -235,8 +235,8 @@ def probability_limits(arrays: Sequence[FloatArray]) -> tuple[float, float]:
 
 def write_numbers(
     canvas: Canvas, panels: Sequence[Axes], maps: Sequence[HeatMapData], image: Any, cell: tuple[float, float]
-) -> None:
-    """Write the number of each cell, with its error below it, in a colour with contrast.
+) -> bool:
+    """Write the number of each cell, with its error below it, in a colour with contrast; return whether they fit.
 
     `cell` is the size of a cell in inches. If one number does not fit, none is written, so that no cell is misread.
     """
@@ -252,7 +252,7 @@ def write_numbers(
     ]
     size = fit_font_size(canvas, {text for by_cell in texts for text in by_cell.values()}, cell)
     if size is None:
-        return
+        return False
     errors = [_format_errors(data, largest) for data in maps]
     has_errors = 72 * cell[1] >= 1.25 * (size + ERROR_SIZE) + 1 and bool(
         fit_font_size(canvas, {text for by_cell in errors for text in by_cell.values()}, cell)
@@ -265,6 +265,7 @@ def write_numbers(
             canvas.add_text(ax, j, i - 0.14 if has_two_lines else i, text, fontsize=size, **style)
             if has_two_lines and (i, j) in error_by_cell:
                 canvas.add_text(ax, j, i + 0.24, error_by_cell[i, j], fontsize=ERROR_SIZE, **style)
+    return True
 
 
 def _format_errors(data: HeatMapData, largest: float) -> dict[tuple[int, ...], str]:
@@ -522,7 +523,7 @@ def _plot_matrix(result: LabelledArray, canvas: Canvas, value_label: str, sort: 
     limits = probability_limits([result.values]) if result.is_distribution else None
     (ax,) = draw_matrix(canvas, [data], value_label=value_label, x=x, y=y, limits=limits, square=x == y)
     if y == "sentence" and len(rows) > 40 and "sentence" not in result.labels:
-        ax.set_yticks([])
+        canvas.set_tick_labels(ax, "y", ())
         canvas.set_axis_labels(ax, y=f"{len(rows):,} {y}s")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
@@ -15,16 +16,8 @@ from bnet_transformer._core.tensors import FloatArray, rank_by_size, to_numpy
 from bnet_transformer.errors import BNetError, BudgetError
 from bnet_transformer.figures.fonts import format_token, text_width
 from bnet_transformer.inference.query import parse_words
-from bnet_transformer.plots.canvas import MAX_LABEL_LENGTH, SMALL_FONT_SIZE, Canvas, format_digits, make_norm
-from bnet_transformer.plots.heat_maps import (
-    BarSeries,
-    HeatMapData,
-    draw_bars,
-    draw_cells,
-    draw_matrix,
-    select_words,
-    shared_limits,
-)
+from bnet_transformer.plots.canvas import SMALL_FONT_SIZE, Canvas, format_digits, make_norm
+from bnet_transformer.plots.heat_maps import BarSeries, HeatMapData, draw_bars, draw_matrix, select_words, shared_limits
 from bnet_transformer.plots.sweeps import symmetric_limits
 from bnet_transformer.residual_stream import Contributions, Lens, PathContributions, ScoreContributions, TunedLens
 from bnet_transformer.residual_stream.linear_paths import Writer
@@ -267,30 +260,24 @@ def _draw_grid(result: Lens, canvas: Canvas, rows: list[int], columns: list[int]
     column_labels = tuple(result.words[i] for i in columns)
     widths = (text_width(format_token(text.strip(), 12), SMALL_FONT_SIZE) for text in itertools.chain(*texts))
     width = max(1.6, (max(widths) / 72 + 0.12) * len(columns))
-    ax = canvas.add_axes(width, min(MAX_GRID_HEIGHT, max(1.3, 0.24 * len(rows))))
     low, high = (0.0, 1.0) if colour == "probability" else shared_limits([values])
     # The divergence of x_0 is often ten times that of other states: a root makes the others visible.
     norm = PowerNorm(0.5, low, high) if colour == "kl" else make_norm(low, high)
-    image = draw_cells(canvas, ax, HeatMapData(values, row_labels, column_labels), norm)
-    canvas.set_tick_labels(ax, "x", column_labels, canvas.limit_label_length(MAX_LABEL_LENGTH))
-    canvas.set_tick_labels(ax, "y", row_labels)
-    canvas.set_axis_labels(ax, "word", "state")
 
-    def fill_cells() -> None:
-        size = canvas.panel_size(ax)
-        cell = size[0] / len(columns), size[1] / len(rows)
-        if cell[0] >= MIN_TEXT_WIDTH and cell[1] >= MIN_TEXT_HEIGHT:
-            font_size, points = min(SMALL_FONT_SIZE, 0.78 * 72 * cell[1]), (72 * cell[0] - 3) / canvas.font_scale
-            style: Any = {"fontsize": font_size, "ha": "center", "va": "center_baseline"}
-            shortened = {text: _shorten(text.strip() or text, font_size, points) for text in itertools.chain(*texts)}
-            for (row, column), value in np.ndenumerate(values):
-                colour = canvas.contrasting_colour(image.cmap(image.norm(value)))
-                canvas.add_text(ax, column, row, shortened[texts[row][column]], color=colour, **style)
-        else:
+    def write_words(ax: Axes, image: Any, width: float, height: float) -> None:
+        if width < MIN_TEXT_WIDTH or height < MIN_TEXT_HEIGHT:
             canvas.add_note("The words do not fit into the cells; select some by slices= and words=.")
+            return
+        font_size, points = min(SMALL_FONT_SIZE, 0.78 * 72 * height), (72 * width - 3) / canvas.font_scale
+        style: Any = {"fontsize": font_size, "ha": "center", "va": "center_baseline"}
+        shortened = {text: _shorten(text.strip() or text, font_size, points) for text in itertools.chain(*texts)}
+        for (row, column), value in np.ndenumerate(values):
+            colour = canvas.contrasting_colour(image.cmap(image.norm(value)))
+            canvas.add_text(ax, column, row, shortened[texts[row][column]], color=colour, **style)
 
-    canvas.draw_when_sized(fill_cells)
-    canvas.add_colour_bar(image, COLOURS[colour])
+    labels: Any = {"value_label": COLOURS[colour], "x": "word", "y": "state", "norm": norm}
+    labels["size"] = width, min(MAX_GRID_HEIGHT, max(1.3, 0.24 * len(rows)))
+    draw_matrix(canvas, [HeatMapData(values, row_labels, column_labels)], **labels, write_cells=write_words)
 
 
 def _shorten(text: str, size: float, points: float) -> str:
