@@ -593,4 +593,4 @@ def test_plots_show_the_parts():
     with pytest.raises(bt.BNetError, match="0 to 2"):
         bt.plot(scores, word=3)
     window = build_small_net(mask=bt.Reach("window", 1)).sentence("the cat the dog").contributions("j_0_0_3")
-    assert "word 3 'dog'" in bt.plot(window, word=3).axes[0].get_title("left")
+    assert "word 3 'dog'" in bt.plot(window, word=3).texts[0].get_text()
