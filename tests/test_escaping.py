@@ -29,7 +29,7 @@ import bnet_transformer as bt
 from bnet_transformer.bridges.networkx import to_json
 from bnet_transformer.bridges.pgmpy import parse_state_name, to_bif
 from bnet_transformer.cli import main
-from bnet_transformer.cli.io import CommandResult
+from bnet_transformer.cli.io import Answer
 from bnet_transformer.figures.fonts import escape_invisible, format_token
 from bnet_transformer.figures.graph_files import to_graphml
 from bnet_transformer.figures.graphviz import to_dot
@@ -128,7 +128,7 @@ def test_tables_as_csv(words: list[str]) -> None:
     table = pd.DataFrame({"word": words, "share": range(len(words))})
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.csv")
-        CommandResult({}, (), lambda: table).write(str(path), {})
+        Answer(table=table).write(str(path), {})
         rows = list(csv.reader(io.StringIO(path.read_bytes().decode(), newline="")))
     assert rows == [["word", "share"], *([word, str(k)] for k, word in enumerate(words))]
 

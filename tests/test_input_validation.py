@@ -77,7 +77,7 @@ TPMS: dict[str, dict[str, Any]] = {
 }
 STRUCTURE: dict[str, dict[str, Any]] = {
     **{name: {"x": "x_1", "y": "y", "given": "c"} for name in ("active_trail", "separated")},
-    **{name: {"x": "x_1", "y": "y"} for name in ("minimal_cut", "minimal_separator", "reaches")},
+    **{name: {"x": "x_1", "y": "y"} for name in ("minimal_cut", "minimal_separator")},
     **{name: {"name": "x_1"} for name in ("blanket", "children", "parents")},
     "draw": {"path": "net.svg"},
 }

@@ -289,7 +289,7 @@ def test_pairs_have_segments_and_batches_do_not_leak(minilm):
     result = minilm.module().eval()(batch.x, batch.mask, given=batch.given)
     torch.testing.assert_close(result[0, 7], pair["x_6_7"], rtol=1e-4, atol=1e-5)
     masked = minilm.sentence("a [MASK] sat")
-    assert masked.special == (True, False, True, False, True)
+    assert masked.tokens.special == (True, False, True, False, True)
     assert minilm.sentence([101, 1037, 102]).tokens.special == (True, False, True)
 
 

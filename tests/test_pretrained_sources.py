@@ -381,12 +381,15 @@ def test_a_list_of_words_is_the_text_that_they_make(bpe_folder, words):
     text = " ".join(words)
     net, peer = from_pretrained(bpe_folder), T.AutoTokenizer.from_pretrained(bpe_folder)
     by_list, by_text = net.sentence(words), net.sentence(text)
-    assert list(by_list.raw_tokens) == peer.convert_ids_to_tokens(peer(text)["input_ids"])
-    assert by_list.words == by_text.words and by_list.spans == by_text.spans
-    assert [text[a:b].split() for a, b in by_list.spans] == [
+    assert list(by_list.tokens.raw) == peer.convert_ids_to_tokens(peer(text)["input_ids"])
+    assert by_list.words == by_text.words and by_list.tokens.spans == by_text.tokens.spans
+    assert [text[a:b].split() for a, b in by_list.tokens.spans] == [
         text[a:b].split() for a, b in peer(text, return_offsets_mapping=True)["offset_mapping"]
     ]
-    pieces = ["".join(text[a:b] for a, b in dict.fromkeys(by_list.spans[k] for k in group)) for group in by_list.groups]
+    pieces = [
+        "".join(text[a:b] for a, b in dict.fromkeys(by_list.tokens.spans[k] for k in group))
+        for group in by_list.tokens.groups
+    ]
     assert pieces == [word.replace(" ", "") for word in words]
 
 
@@ -405,7 +408,7 @@ def test_an_unknown_token_has_the_span_of_its_text():
     ids = s.state.encoded.given["token"].tolist()
     assert net.sentence(ids).tokens.special == s.tokens.special
     text = net.sentence("the [SEP] cat")
-    assert text.special == (True, False, True, False, True) and text.spans[2] == (4, 9)
+    assert text.tokens.special == (True, False, True, False, True) and text.tokens.spans[2] == (4, 9)
 
 
 # recomputation
