@@ -60,7 +60,7 @@ from bnet_transformer.figures.svg import NotebookPicture, to_pdf, to_png, to_svg
 from bnet_transformer.figures.tikz import to_tikz
 from bnet_transformer.graph import Quotient
 from bnet_transformer.inference import SentenceState
-from bnet_transformer.page.description import MAX_WORDS, describe_sentence, parse_page_options
+from bnet_transformer.page.description import MAX_WORDS, PageOptions, describe_sentence, parse_page_options
 from bnet_transformer.page.html import render_html
 
 if TYPE_CHECKING:
@@ -218,14 +218,14 @@ def draw_net(network: Network, path: PathLike, **options: Any) -> None:
 @draw.register
 def draw_sentence(state: SentenceState, path: PathLike, **options: Any) -> None:
     """Write the ground graph of a sentence, its figure, its interactive page, or its discrete part as BIF."""
-    check_options(path, options)
+    parsed: Any = check_options(path, options)
     if is_folder(path):
         write_ground_graph(state, path, **options)
         return
     writers = get_graph_writers(state.network, partial(sentence_to_networkx, state, **options))
-    writers |= _figure_writers(partial(picture, state, **options), lambda: equations(state.network).latex)
+    writers |= _figure_writers(partial(layout_sentence, state, parsed), lambda: equations(state.network).latex)
     writers[".bif"] = lambda: to_bif(state.model, evidence=state.evidence).encode()
-    writers[".html"] = lambda: render_html(*describe_sentence(state, parse_page_options(options)))
+    writers[".html"] = lambda: render_html(*describe_sentence(state, parsed))
     write_file(path, writers, FOLDER_HINT)
 
 
@@ -293,8 +293,8 @@ def make_widget(sentence: Any, options: Mapping[str, Any]) -> Widget:
     return Widget(sentence, describe, lambda changed: _fallback_svg(changed.state))
 
 
-def check_options(path: PathLike, options: Mapping[str, Any]) -> None:
-    """Raise an error for options that the file format does not have, before anything is written.
+def check_options(path: PathLike, options: Mapping[str, Any]) -> PageOptions | SentenceOptions | None:
+    """Return the options of a page or a figure; raise an error for options that the file format does not have.
 
     Args:
         path: The file; its suffix determines the format.
@@ -302,11 +302,11 @@ def check_options(path: PathLike, options: Mapping[str, Any]) -> None:
     """
     suffix = as_path(path).suffix.lower()
     if suffix == ".html":
-        parse_page_options(options)
-    elif suffix in GRAPH_SUFFIXES or is_folder(path):
+        return parse_page_options(options)
+    if suffix in GRAPH_SUFFIXES or is_folder(path):
         check_names("option of a graph", options, [*inspect.signature(sentence_to_networkx).parameters][1:])
-    elif suffix == ".bif" and options:
+        return None
+    if suffix == ".bif" and options:
         expected = "no options, because a BIF file contains the whole bnet"
         raise BNetError(f"options of {path}", expected=expected, actual=", ".join(options))
-    else:
-        parse_options(SentenceOptions, options)
+    return parse_options(SentenceOptions, options)

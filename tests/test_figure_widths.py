@@ -263,15 +263,6 @@ def test_an_unknown_width_is_refused(tmp_path, width):
     assert not list(tmp_path.iterdir())
 
 
-def test_options_have_views():
-    s = bt.bayesuvius(dim=4).sentence("the cat")
-    with pytest.raises(BNetError, match="special= has no effect with detail='folded'"):
-        s.picture(detail="folded", special=False)
-    assert s.picture(special=False).caption == s.picture().caption  # no word is special
-    with pytest.raises(BNetError, match="option"):
-        bt.picture(s.tan(), special=False)
-
-
 # special tokens
 
 

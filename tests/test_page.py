@@ -6,7 +6,6 @@ completely or not at all.
 
 import base64
 import gzip
-import html
 import itertools
 import json
 import math
@@ -27,7 +26,6 @@ from pgmpy.inference import VariableElimination
 
 import bnet_transformer as bt
 from bnet_transformer.errors import BNetError, BudgetError, FileError, UnknownNameError
-from bnet_transformer.figures.fonts import format_token
 from bnet_transformer.figures.picture import DASH_PATTERNS, HEAD_COLOURS, PALETTES, ROLE_DASHES, make_arrow
 from bnet_transformer.interventions import Attend, Zero
 from bnet_transformer.page import description as page_contributions, description as page_description
@@ -42,7 +40,6 @@ from bnet_transformer.page.html import (
 from bnet_transformer.tpm import Categorical
 from tests.cases import CASES, hidden_states, jitter
 from tests.discrete_networks import PARENTS, textbook, to_pgmpy_model
-from tests.test_draw import HOSTILE
 
 FRONTEND = Path(page_description.__file__).parent / "frontend"
 BYTE = 0.5 / 255 + 1e-6
@@ -295,7 +292,7 @@ def test_the_posterior_of_heads_has_its_intervals(tmp_path):
 
 def test_the_posterior_of_other_heads_is_refused(tmp_path):
     other_net = bt.encoder(4, heads=4, slices=2, vocabulary=["a", "b"])
-    posterior = bt.inclusion(other_net, ["a b"], draws=50, progress=False)
+    posterior = bt.inclusion(other_net, ["a b"], draws=5, progress=False)
     for net, match in (
         (bt.encoder(4, heads=2, slices=2, vocabulary=["a", "b"]), "a_0 with 4 heads; got a_0 with 2 heads"),
         (bt.encoder(4, heads=4, slices=1, vocabulary=["a", "b"]), "a_1 with 4 heads; got no node group a_1"),
@@ -369,22 +366,6 @@ def test_only_the_most_probable_of_many_states_are_shown(tmp_path):
     best = p.topk(page_description.MAX_STATES).indices.sort().values.tolist()
     assert [row[0] for row in posterior["states"]] == [f"w{k}" for k in best]
     assert posterior["num_omitted"] == 60 - len(best)
-
-
-def test_words_stay_text(tmp_path):
-    s = bt.bayesuvius(4).sentence(HOSTILE)
-    description, _ = explore_page(s, tmp_path, title="</title><script>alert(1)</script>{{script}}")
-    text = (tmp_path / "page.html").read_text("utf-8")
-    assert [stack["words"] for stack in description["stacks"]] == [[format_token(word) for word in HOSTILE]]
-    assert description["stacks"][0]["full_words"] == {
-        str(k): format_token(word, None)
-        for k, word in enumerate(HOSTILE)
-        if format_token(word) != format_token(word, None)
-    }
-    assert len(re.findall("<script", text)) == len(re.findall("</script>", text)) == 3
-    assert "<img" not in text and "alert(1)</" not in text and "\u202e" not in text
-    title = re.search("<title>(.*?)</title>", text, re.S)[1]
-    assert html.unescape(title).startswith("</title><script>alert(1)</script>{{script}}")
 
 
 def test_the_page_fetches_nothing(tmp_path):
@@ -469,12 +450,7 @@ def test_a_sentence_above_the_limit_is_refused_with_advice(tmp_path, monkeypatch
 
 BAD = [
     ({"detail": "folded"}, "detail"),
-    ({"theme": "blue"}, "theme"),
-    ({"title": 3}, "title"),
     ({"posterior": "x_1_0"}, "discrete"),
-    ({"posterior": "nothing"}, "nothing"),
-    ({"slices": 9}, "slices"),
-    ({"heads": 0}, "heads"),
     ({"inclusion": [0.5]}, "inclusion"),
     ({"inclusion": [0.5, 2.0]}, "inclusion"),
     ({"inclusion": "all"}, "inclusion"),

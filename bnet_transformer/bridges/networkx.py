@@ -117,12 +117,16 @@ def ground_graph_to_networkx(
     names: NDArray[np.object_] = np.array(ground.names, dtype=object)
     groups = network.graph.groups
     for edge, sources, targets in ground.arrows(selection):
-        role = {"role": groups[edge.parent].role}
-        arrows: Any = zip(names[sources].tolist(), names[targets].tolist(), itertools.repeat(role))
-        if weights is not None:
-            ids = zip(sources.tolist(), targets.tolist(), strict=True)
-            arrows = _filter_by_weight(arrows, map(weights.get, ids), min_weight)
-        graph.add_edges_from(arrows)  # networkx copies the attributes
+        role, arrows = groups[edge.parent].role, zip(names[sources].tolist(), names[targets].tolist(), strict=True)
+        if weights is None:
+            graph.add_edges_from(arrows, role=role)
+            continue
+        for arrow, ids in zip(arrows, zip(sources.tolist(), targets.tolist(), strict=True), strict=True):
+            weight = weights.get(ids)
+            if weight is None:
+                graph.add_edge(*arrow, role=role)
+            elif min_weight is None or weight >= min_weight:
+                graph.add_edge(*arrow, role=role, weight=float(weight))
     return graph
 
 
@@ -250,16 +254,6 @@ def iter_nodes(
         if node in observed:
             local["kind"] = "observed"
         yield ground.names[node], common | local
-
-
-def _filter_by_weight(arrows: Any, weights: Any, min_weight: float | None) -> Iterator[tuple[Any, ...]]:
-    """Add weights to arrows, and leave out those below `min_weight`."""
-    for arrow, weight in zip(arrows, weights, strict=True):
-        if weight is None:
-            yield arrow
-        elif min_weight is None or weight >= min_weight:
-            parent, child, attributes = arrow
-            yield parent, child, {**attributes, "weight": float(weight)}
 
 
 def to_json(graph: nx.Graph) -> str:

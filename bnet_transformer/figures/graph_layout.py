@@ -13,7 +13,7 @@ from typing import Any
 
 import networkx as nx
 
-from bnet_transformer._core.naming import WORD, join_name, join_stem
+from bnet_transformer._core.naming import WORD, join_stem
 from bnet_transformer.bridges.networkx import template_graph_to_networkx
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
@@ -150,10 +150,8 @@ def layout_ground_graph(
 
     `boxes` maps the name of a node to the name of its box. A frame is drawn around each box.
     """
-    groups = {}
-    for name, attrs in graph.nodes(data=True):
-        stem, slice_ = join_stem(attrs["stack"], attrs["role"]), attrs["slice"]
-        groups[name] = network.graph.by_name[join_name(stem, () if slice_ is None else (slice_,))]
+    by_index = {(group.stack, group.role, group.slice): group for group in network.graph.groups}
+    groups = {name: by_index[data["stack"], data["role"], data["slice"]] for name, data in graph.nodes(data=True)}
     # States and inputs over words show their token; an input with a default, such as a segment, has its own values.
     per_word = [spec for spec in network.specs if spec.group.word_stack is not None and not spec.group.plates]
     inputs = {spec.group.name for spec in per_word if isinstance(spec.tpm, Given) and spec.tpm.default is None}

@@ -136,22 +136,14 @@ class Grid:
 
     # lanes
 
-    def _is_direct(self, arrow: PictureArrow) -> bool:
+    def _is_direct(self, source: GridItem, target: GridItem) -> bool:
         """True if one curve from row to row crosses no box."""
-        source, target = self.items_by_name[arrow.source], self.items_by_name[arrow.target]
         if target.row <= source.row:
             return False
         columns = [c for c in (source.column, target.column) if c is not None]
         low, high = (min(columns), max(columns)) if len(columns) == 2 else (-1, 10**9)
         between = range(source.row + 1, target.row)
         return not any(row in between and (column is None or low <= column <= high) for row, column in self.cells)
-
-    def _is_between_neighbours(self, arrow: PictureArrow) -> bool:
-        """True if an arrow joins neighbouring boxes of one row."""
-        source, target = self.items_by_name.get(arrow.source), self.items_by_name[arrow.target]
-        if source is None or source.row != target.row or source.column is None or target.column is None:
-            return False
-        return abs(self.index_in_row[arrow.source] - self.index_in_row[arrow.target]) == 1
 
     @cached_property
     def index_in_row(self) -> dict[str, int]:
@@ -170,10 +162,18 @@ class Grid:
         self.lane_by_arrow: dict[int, tuple[int, int]] = {}
         occupied: dict[int, list[list[tuple[float, float]]]] = defaultdict(list)
         ends: dict[int, tuple[int, int]] = {}
+        self.direct, self.level = set[int](), set[int]()  # arrows of one curve from row to row, or in a row
         for k, arrow in enumerate(self.arrows):
-            is_inside = arrow.source in self.items_by_name and arrow.target in self.items_by_name
-            if is_inside and not self._is_direct(arrow) and not self._is_between_neighbours(arrow):
-                ends[k] = self.items_by_name[arrow.source].row, self.items_by_name[arrow.target].row
+            source, target = self.items_by_name.get(arrow.source), self.items_by_name.get(arrow.target)
+            if source is None or target is None:
+                continue
+            is_in_row = source.row == target.row and source.column is not None and target.column is not None
+            if is_in_row and abs(self.index_in_row[arrow.source] - self.index_in_row[arrow.target]) == 1:
+                self.level.add(k)
+            elif self._is_direct(source, target):
+                self.direct.add(k)
+            else:
+                ends[k] = source.row, target.row
         for k, (start, end) in sorted(ends.items(), key=lambda item: abs(item[1][1] - item[1][0])):
             column = self.items_by_name[self.arrows[k].source].column
             low, high = min(start, end), max(start, end)
@@ -223,10 +223,9 @@ class Grid:
     def _layout_rows(self) -> None:
         """Set the vertical positions of boxes and rows."""
         reach: dict[int, float] = defaultdict(float)
-        for arrow in self.arrows:
-            if arrow.source in self.items_by_name and arrow.target in self.items_by_name and self._is_direct(arrow):
-                row = self.items_by_name[arrow.target].row
-                reach[row] = max(reach[row], abs(self.boxes[arrow.source].x - self.boxes[arrow.target].x))
+        for arrow in (self.arrows[k] for k in self.direct):
+            row = self.items_by_name[arrow.target].row
+            reach[row] = max(reach[row], abs(self.boxes[arrow.source].x - self.boxes[arrow.target].x))
         y = 0.0
         for row in range(1 + max((item.row for item in self.items), default=0)):
             row_height = max((item.box.height for item in self.items if item.row == row), default=0.0)
@@ -292,7 +291,7 @@ class Grid:
                 incoming[arrow.target].append((-1e9, k))
             elif k in self.lane_by_arrow:
                 incoming[arrow.target].append((self._lane_x(k), k))
-            elif not self._is_between_neighbours(arrow):
+            elif k in self.direct:
                 incoming[arrow.target].append((self.boxes[arrow.source].x, k))
         # In this order, the last segments of the arrows into one box do not cross.
         ports = {}
@@ -341,7 +340,7 @@ class Grid:
             return replace(arrow, points=self._route_from_weight(k, arrow, source, target))
         if k in self.lane_by_arrow:
             return replace(arrow, points=self._route_by_lane(k, source, target))
-        if self._is_between_neighbours(arrow):
+        if k in self.level:
             return replace(arrow, points=level_line(source, target))
         return replace(arrow, points=cubic_curve((source.x, source.bounds[3]), self._port_points[k]))
 

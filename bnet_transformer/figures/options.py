@@ -154,16 +154,6 @@ class NodesOptions(FoldedOptions, WordsOptions):
     only: object = None
     boxes: str | Mapping[str, str] | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("attention", self.attention, (None, True, False))
-        if isinstance(self.boxes, str):
-            check_choice("boxes", self.boxes, BOX_KINDS)
-        else:
-            for name, box in check_mapping("boxes", self.boxes).items():
-                if not isinstance(box, str):
-                    raise BNetError(f"box of {name}", expected="the name of a box, a string", actual=box)
-
 
 VIEWS: Mapping[str, type[ViewOptions]] = {"nodes": NodesOptions, "words": WordsOptions, "folded": FoldedOptions}
 
@@ -180,6 +170,13 @@ class SentenceOptions(NodesOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("attention", self.attention, (None, True, False))
+        if isinstance(self.boxes, str):
+            check_choice("boxes", self.boxes, BOX_KINDS)
+        else:
+            for name, box in check_mapping("boxes", self.boxes).items():
+                if not isinstance(box, str):
+                    raise BNetError(f"box of {name}", expected="the name of a box, a string", actual=box)
         check_choice("detail", self.detail, (None, *VIEWS))
         if self.detail is not None:
             self.check_view(self.detail)

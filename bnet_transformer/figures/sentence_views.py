@@ -259,9 +259,9 @@ def _layout_nodes(state: SentenceState, options: SentenceOptions, fallback: Call
     if not len(graph):
         raise BNetError("the options exclude all nodes of the figure", hint="Select more slices, words or heads")
     boxes = {} if options.boxes is None else _assign_boxes(state, options.boxes, options, list(graph))
-    hidden = [(len(ground) - len(graph), len(ground), "nodes")]
-    hidden.append((ground.count_arrows() - graph.number_of_edges(), ground.count_arrows(), "arrows"))
-    counts = " and ".join(f"{count:,} of {total:,} {kind}" for count, total, kind in hidden if count)
+    totals = {"nodes": (len(graph), len(ground)), "arrows": (graph.number_of_edges(), ground.count_arrows())}
+    hidden = [f"{total - count:,} of {total:,} {kind}" for kind, (count, total) in totals.items() if count < total]
+    counts = " and ".join(hidden)
     caption = [f"{counts} are not drawn" if counts else "", reason]
     if not options.special:
         attentions = [] if weights is None else _word_attentions(state, selection)
