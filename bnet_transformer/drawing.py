@@ -177,14 +177,14 @@ def picture_reads(result: Reads, **options: Any) -> NotebookPicture:
     if special[""] and not has_special:
         words = exclude_words(tokens, words, special)
         caption.append(describe_special_words(tokens, words, special, attention))
-    edges = select_edges(attention, words, parsed)
+    reductions = ["special=False"] if special[""] and has_special else []
+    edges = select_edges(attention, words, parsed, lambda: reductions)
     caption[1:1] = edges.captions
 
     def layout(density: Density) -> Drawing:
         grid = layout_attention_grid(tokens, {"": result.state}, attention, edges, density)
         return Drawing(grid, "Attention of each slice", caption)
 
-    reductions = ["special=False"] if special[""] and has_special else []
     return NotebookPicture(**vars(compose_picture(layout, parsed, lambda: reductions, GRID_DENSITIES)))
 
 

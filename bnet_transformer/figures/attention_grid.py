@@ -7,7 +7,7 @@ not drawn: an arrow shows that word i attends to word j of the state before with
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from bnet_transformer._core.naming import join_name
 from bnet_transformer.declare import Network, NodeSpec
-from bnet_transformer.errors import BNetError, BudgetError
+from bnet_transformer.errors import BNetError
 from bnet_transformer.figures.fonts import Density, TextRun, format_token, measure_label
 from bnet_transformer.figures.options import ReadsOptions, limit_error
 from bnet_transformer.figures.picture import NodeBox, Picture, Point, TextLine, cubic_curve, make_arrow
@@ -89,13 +89,14 @@ def select_edges(
     attentions: Sequence[StateAttention],
     words: Mapping[str, Collection[int]],
     options: ReadsOptions,
+    reductions: Callable[[], Sequence[str]],
     highlighted: Collection[tuple[str, int]] = (),
 ) -> GridSelection:
     """Return the arrows and words of the attention grid of these words.
 
     `options.min_weight` and `options.top` select the arrows; without both, `_rank_edges` does. If more arrows than
-    `options.limit` remain, an error suggests filters. The words of `highlighted`, pairs of stack and word, are drawn
-    even if no arrow starts or ends at them.
+    `options.limit` remain, an error names `reductions`, options that select less. The words of `highlighted`, pairs of
+    stack and word, are drawn even if no arrow starts or ends at them.
     """
     min_weight, top, limit = options.min_weight, options.top, options.limit
     edges = _collect_edges(attentions, words)
@@ -108,7 +109,9 @@ def select_edges(
     else:
         edges = edges[edges.weight >= (min_weight or 0.0)][:top]
     if limit is not None and len(edges) > limit:
-        raise _edge_limit_error(edges, attentions, limit, can_filter=not highlighted)
+        raise limit_error(
+            "attention grid", limit, "reads", f"{len(edges)} reads", ["min_weight=", "top=", *reductions()]
+        )
     selected = [(attentions[k], i, j, weight) for k, i, j, weight, _ in reversed(edges.tolist())]  # strongest on top
     caption = f"Showing {len(edges):,} of {total:,} reads"
     if top is not None:
@@ -182,24 +185,6 @@ def _rank_edges(edges: EdgeArray, attentions: Sequence[StateAttention]) -> NDArr
     rank[np.unique(stack * width + edges.i, return_index=True)[1]] = 0
     order = np.argsort(rank, kind="stable")
     return order[rank[order] < 3]
-
-
-def _edge_limit_error(
-    edges: EdgeArray, attentions: Sequence[StateAttention], limit: int, *, can_filter: bool
-) -> BudgetError:
-    """Return the error for a grid with more edges than the limit; it suggests up to three filters."""
-    fits = [f"top={limit} ({limit} reads)"] if limit else []
-    for threshold in np.unique(np.ceil(np.sort(edges.weight)[::-1][limit] * 100) / 100 + np.arange(3) / 100).tolist():
-        if len(fits) < 2 and 0 < (count := int((edges.weight >= threshold).sum())) <= limit:
-            fits.append(f"min_weight={threshold:.2g} ({count} reads)")
-    steps = np.array([attn.target[1] - 1 for attn in attentions])[edges.matrix]
-    filters = [(f"slices={step}", steps == step) for step in np.unique(steps).tolist()]
-    filters += [(f"words=range({n})", (edges.i < n) & (edges.j < n)) for n in (32, 16, 8, 5, 3)]
-    for name, mask in filters if can_filter else ():
-        if len(fits) < 3 and 0 < (count := int(mask.sum())) <= limit:
-            fits.append(f"{name} ({count} reads)")
-    count = len(edges)
-    return limit_error("attention grid", limit, "reads", f"{count} reads", fits, count)
 
 
 def _select_words(

@@ -120,19 +120,17 @@ def _build_cluster_tree(picture: Picture) -> ClusterTree:
 
     DOT requires clusters to be nested or disjoint, so a frame that partially overlaps a larger one is omitted.
     """
-    groups = [(k, frame, _boxes_inside(frame, picture.boxes)) for k, frame in enumerate(picture.frames)]
+    groups = []
+    for k, frame in enumerate(picture.frames):
+        right, bottom = frame.x + frame.width, frame.y + frame.height
+        inside = (box.name for box in picture.boxes if frame.x < box.x < right and frame.y < box.y < bottom)
+        groups.append((k, frame, frozenset(inside)))
     tree: ClusterTree = {}
     for k, frame, names in sorted(groups, key=lambda group: -len(group[2])):
         if frame.kind != "line" and names and all(names <= other or not names & other for *_, other in tree.values()):
             parents = [outer for outer, (*_, other) in tree.items() if names <= other]
             tree[k] = frame, parents[-1] if parents else None, names
     return tree
-
-
-def _boxes_inside(frame: Frame, boxes: Sequence[NodeBox]) -> frozenset[str]:
-    """The names of the boxes whose centres are inside a frame."""
-    right, bottom = frame.x + frame.width, frame.y + frame.height
-    return frozenset(box.name for box in boxes if frame.x < box.x < right and frame.y < box.y < bottom)
 
 
 def _format_attributes(html_label: str = "", **attributes: str) -> str:

@@ -131,6 +131,7 @@ class Grid:
         self._layout_columns()
         self._layout_rows()
         self._layout_weights()
+        self.right_edge = max(map(self._lane_x, self.lane_by_arrow), default=-math.inf)  # of the lanes
         arrows = tuple(self._route_arrow(k) for k in range(len(self.arrows)))
         return tuple(self.boxes.values()), arrows
 
@@ -246,7 +247,12 @@ class Grid:
         if not self.weights:
             return
         # Each weight that feeds a row other than the one below it has a lane.
-        sources = {arrow.source for arrow in self.arrows if self._is_remote(arrow)}
+        self.remote = set[int]()
+        for k, arrow in enumerate(self.arrows):
+            source, child = self.weights_by_name.get(arrow.source), self.items_by_name.get(arrow.target)
+            if source is not None and child is not None and (child.row != source.row or source.depth > 1):
+                self.remote.add(k)
+        sources = {self.arrows[k].source for k in self.remote}
         self.remote_weights = {name: k for k, name in enumerate(sorted(sources))}
         edge = self.left_edge
         if not self.remote_weights and all(weight.depth == 1 for weight in self.weights):  # no arrow passes other rows
@@ -272,11 +278,6 @@ class Grid:
             self.boxes[weight.box.name] = replace(weight.box, x=x, y=y)
             x -= 0.0 if weight.has_slice else weight.box.width / 2 + 16.0
             x += weight.box.width / 2 if weight.has_slice else 0.0
-
-    def _is_remote(self, arrow: PictureArrow) -> bool:
-        """True if a weight feeds a row other than the one below it."""
-        weight, child = self.weights_by_name.get(arrow.source), self.items_by_name.get(arrow.target)
-        return weight is not None and child is not None and (child.row != weight.row or weight.depth > 1)
 
     # routes
 
@@ -327,11 +328,6 @@ class Grid:
             for column, passed in rows.items()
         }
 
-    @property
-    def right_edge(self) -> float:
-        """The x of the rightmost lane; negative infinity without lanes."""
-        return max(map(self._lane_x, self.lane_by_arrow), default=-math.inf)
-
     def _route_arrow(self, k: int) -> PictureArrow:
         """An arrow with its route."""
         arrow = self.arrows[k]
@@ -353,7 +349,7 @@ class Grid:
                 return cubic_curve(out, (target.bounds[0], target.y), sideways=True)
             return rounded_polyline([(source.x, source.bounds[3]), (source.x, target.y), (target.bounds[0], target.y)])
         end = self._port_points[k]
-        if not self._is_remote(arrow):
+        if k not in self.remote:
             return rounded_polyline([out, (end[0], source.y), end])
         lane_idx = self.remote_weights[arrow.source]
         lane = self.left_edge - 8.0 - 5.0 * lane_idx

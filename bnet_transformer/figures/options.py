@@ -204,11 +204,9 @@ def parse_options(kind: type[OptionsT], options: Mapping[str, Any]) -> OptionsT:
     return kind(**options)
 
 
-def limit_error(
-    subject: str, limit: int, unit: str, received: str, suggestions: Sequence[str], count: int
-) -> BudgetError:
-    """The error for a figure with too many arrows to be readable, with suggestions that fit the limit."""
-    hint = f"Pass {' or '.join([*suggestions, f'limit={count}'])}"
+def limit_error(subject: str, limit: float, unit: str, received: str, reductions: Sequence[str]) -> BudgetError:
+    """The error for a figure with too many arrows to be readable; it names the options that make it smaller."""
+    hint = f"To draw less, use {', '.join(reductions)}; or use a larger limit="
     return BudgetError(subject, expected=f"at most {limit} {unit}", actual=received, hint=hint)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from typing import Any
@@ -228,18 +227,19 @@ def _layout_nodes(state: SentenceState, options: SentenceOptions, fallback: Call
     limit = math.inf if options.limit is None else options.limit
     if options.only is not None:
         selection = _restrict_words(ground, selection, get_highlighted_names(options.only))
-    count = ground.count_arrows(selection)
+    count, reductions = ground.count_arrows(selection), partial(_list_reductions, state, options, "nodes")
+    limit_parts = "figure of the nodes", limit, "arrows", f"{ground.count_nodes(selection)} nodes and {count} arrows"
     has_filter = any(part is not None for part in (options.only, options.min_weight, options.top))
     # With a filter, the number of arrows that remain is known only after their weights are computed.
     if count > (max(limit, MAX_WEIGHED_ARROWS) if has_filter else limit):
-        raise _arrow_limit_error(state, options, selection)
+        raise limit_error(*limit_parts, reductions())
     weights, reason = _attention_weights(state, options, selection)
     if weights is not None and options.top is not None:
         weights = _select_strongest(state, weights, options)
     min_weight = options.min_weight or 0.0
     weak = sum(weight < min_weight for weight in (weights or {}).values())
     if options.only is None and count - weak > limit:
-        raise _arrow_limit_error(state, options, selection)
+        raise limit_error(*limit_parts, reductions())
     graph = ground_graph_to_networkx(
         state.network,
         ground,
@@ -255,7 +255,7 @@ def _layout_nodes(state: SentenceState, options: SentenceOptions, fallback: Call
     elif options.slices is not None or options.words is not None or not options.special:
         graph = drop_wordless_components(graph)
     if graph.number_of_edges() > limit:
-        raise _arrow_limit_error(state, options, selection)
+        raise limit_error(*limit_parts, reductions())
     if not len(graph):
         raise BNetError("the options exclude all nodes of the figure", hint="Select more slices, words or heads")
     boxes = {} if options.boxes is None else _assign_boxes(state, options.boxes, options, list(graph))
@@ -271,7 +271,6 @@ def _layout_nodes(state: SentenceState, options: SentenceOptions, fallback: Call
         picture = layout_ground_graph(state.network, graph, density, boxes=boxes)
         return make_drawing(picture, options, _format_title(state), caption)
 
-    reductions = partial(_list_reductions, state, options, "nodes")
     return compose_picture(layout, options, reductions, fallback=fallback)
 
 
@@ -283,37 +282,6 @@ def _restrict_words(ground: GroundGraph, selection: NodeSelection, names: Sequen
         word_ids = {index[-1] for group, index in indices if group.word_stack == stack}
         words[stack] = sorted(word_ids & set(map(int, words.get(stack, word_ids))))
     return replace(selection, words=words)
-
-
-def _arrow_limit_error(state: SentenceState, options: SentenceOptions, selection: NodeSelection) -> BudgetError:
-    """Return the error for a graph with too many arrows; it suggests options that draw all highlighted nodes."""
-    ground, limit = state.ground, options.limit or 0
-    views = ("words", "folded") if _attention_specs(state, selection) else ("folded",)
-    other_views = [f"detail={view!r}" for view in views if _can_draw_all(state, options, view)]
-    required = (*get_highlighted_names(options.highlight), *get_highlighted_names(options.only))
-    fits: list[str] = []
-    for filters in _candidate_filters(ground):
-        if len(fits) + len(other_views[:1]) < 3:
-            with suppress(BNetError):  # such as slices= for a net without slices
-                part = select_nodes(state, replace(options, **filters))
-                count = ground.count_arrows(part)
-                if 0 < count <= limit and all(_is_selected(ground, name, part) for name in required):
-                    text = ", ".join(f"{name}={value}" for name, value in filters.items())
-                    fits.append(f"{text} ({count} arrows)")
-    count = ground.count_arrows(selection)
-    counts = f"{ground.count_nodes(selection)} nodes and {count} arrows"
-    return limit_error("figure of the nodes", limit, "arrows", counts, [*fits, *other_views][:3], count)
-
-
-def _candidate_filters(ground: GroundGraph) -> list[dict[str, Any]]:
-    """Return options that exclude nodes; those that exclude few nodes come first."""
-    heads = {"heads": 0} if "head" in ground.template.plate_sizes else {}
-    prefixes = [{"words": range(n)} for n in (32, 16, 8, 5, 3) if n < min(ground.word_counts.values(), default=0)]
-    candidates: list[dict[str, Any]] = [{"slices": 0}, heads, *prefixes, {"slices": 0, **heads}]
-    candidates += [{"slices": 0, **filters} for filters in prefixes]
-    candidates += [{"slices": 0, **heads, **filters} for filters in prefixes]
-    candidates += [{"weights": False, **filters} for filters in candidates]
-    return [filters for filters in candidates if filters]
 
 
 def _select_strongest(state: SentenceState, weights: ArrowWeights, options: SentenceOptions) -> ArrowWeights:
@@ -427,7 +395,8 @@ def _layout_words(state: SentenceState, options: SentenceOptions, fallback: Call
     grid = _grid_nodes(state, selection) if options.highlight is not None else {}
     highlighted = {grid[node] for name in get_highlighted_names(options.highlight) for node in match_nodes(name, grid)}
     stems = {stack: _state_stem(network, stack) for stack in stacks}
-    edges = select_edges(attentions, words, options, highlighted)
+    reductions = partial(_list_reductions, state, options, "words")
+    edges = select_edges(attentions, words, options, reductions, highlighted)
     num_nodes = state.ground.count_nodes()
     special = "" if options.special else _describe_special(state, selection, attentions)
 
@@ -437,7 +406,6 @@ def _layout_words(state: SentenceState, options: SentenceOptions, fallback: Call
         caption = [_describe_heads(network, options), *edges.captions, special, counts]
         return make_drawing(picture, options, _format_title(state), caption)
 
-    reductions = partial(_list_reductions, state, options, "words")
     return compose_picture(layout, options, reductions, GRID_DENSITIES, fallback)
 
 

@@ -234,9 +234,10 @@ def describe_sentence(
         bit_tables.append([num_rows, num_columns, len(buffer)])
         buffer += bits
     notes = [result for result in results if isinstance(result, str)] + [a.note for a in attentions if a.note]
-    special = state.encoded.find_special_words(network)
+    words = " | ".join(" ".join(tokens) for tokens in state.tokens.values())
+    special, counts = state.encoded.find_special_words(network), state.encoded.word_counts
     description = {
-        "title": escape_invisible(options.title or _format_title(state)),
+        "title": escape_invisible(options.title or words[:300] or network.declaration.name),
         "net": network.declaration.name,
         "theme": options.theme,
         "detail": options.detail,
@@ -247,7 +248,9 @@ def describe_sentence(
             "dashes": {role: DASH_PATTERNS[dash] for role, dash in ROLE_DASHES.items()},
         },
         "counts": [len(ground), ground.count_arrows()],
-        "declared_arrows": _count_declared_arrows(state),
+        "declared_arrows": network.derive(  # before interventions
+            ("arrows before interventions", *counts.items()), lambda: GroundGraph(network.graph, counts).count_arrows()
+        ),
         "plate_sizes": dict(network.graph.plate_sizes),
         "groups": [_describe_group(model, spec, *rows[k], equation_of[k]) for k, spec in enumerate(network.specs)],
         "group_order": _order_groups(network, rows),
@@ -269,11 +272,6 @@ def describe_sentence(
         "notes": list(dict.fromkeys(notes)),
     }
     return description, bytes(buffer)
-
-
-def _format_title(state: SentenceState) -> str:
-    """The title of the page: the words of the sentence, or the name of the net."""
-    return " | ".join(" ".join(words) for words in state.tokens.values())[:300] or state.network.declaration.name
 
 
 def _check_size(state: SentenceState, specs: Sequence[NodeSpec], num_heads: int | None) -> None:
@@ -305,13 +303,6 @@ def _check_size(state: SentenceState, specs: Sequence[NodeSpec], num_heads: int 
 
 
 # structure
-
-
-def _count_declared_arrows(state: SentenceState) -> int:
-    """The number of arrows before interventions."""
-    counts, network = state.encoded.word_counts, state.network
-    key = ("arrows before interventions", *counts.items())
-    return network.derive(key, lambda: GroundGraph(network.graph, counts).count_arrows())
 
 
 def _order_groups(network: Network, rows: Mapping[int, tuple[int, int]]) -> list[int]:
@@ -447,15 +438,19 @@ def _pack_attention(
     for item in attentions:
         spec = item.spec
         mask = compute_read_mask(model, spec)
-        target, source = _find_end_groups(model.network, spec)
+        ends = []  # the groups of hidden states at both ends: the source, and the target
+        for stack, slice_ in get_end_states(model.network, spec):
+            state = find_state_group(model.network, stack)
+            groups = () if state is None else model.network.graph.by_stem[state.stem]
+            ends.append(next((group.index for group in groups if group.slice == slice_), None))
         descriptions.append(
             {
                 "group": spec.group.index,
                 # the last one is the group of values, not of keys
                 "source_group": [parent.index for parent in spec.parents if WORD in parent.over][-1],
                 "word_parents": sorted({parent.index for parent in spec.word_parents}),
-                "target_state": target,
-                "source_state": source,
+                "target_state": ends[1],
+                "source_state": ends[0],
                 "choices": [list(choice) for choice in item.choices],
                 "has_mean": item.has_mean,
                 "num_slots": item.attention.shape[0],
@@ -480,17 +475,6 @@ def quantize(probabilities: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
     np.rint(scaled, out=scaled)
     np.clip(scaled, 0, QUANTIZATION_STEPS, out=scaled)
     return scaled.astype(np.uint8)
-
-
-def _find_end_groups(network: Network, spec: NodeSpec) -> tuple[int | None, int | None]:
-    """Return the groups of hidden states at both ends of an attention: the target, and the source."""
-    source, target = get_end_states(network, spec)
-    indices: list[int | None] = []
-    for stack, slice_ in (target, source):
-        state = find_state_group(network, stack)
-        groups = () if state is None else network.graph.by_stem[state.stem]
-        indices.append(next((group.index for group in groups if group.slice == slice_), None))
-    return indices[0], indices[1]
 
 
 # posteriors and values
@@ -575,9 +559,10 @@ def _state_vectors(state: SentenceState, specs: Sequence[NodeSpec]) -> list[Tens
         nodes = state.ground.select_nodes(spec.group).tolist()
         has_choices = has_ancestor_choices(state.network, [spec.group.index])
         if has_choices or evaluator.find_table_fault("value", [spec], ()) is not None:
-            rows = [_state_vector(state, node) for node in nodes]
-            is_complete = all(row is not None and row.dim() == 1 for row in rows)
-            vectors.append(torch.stack([row for row in rows if row is not None]) if is_complete else None)
+            rows: list[Tensor] = []
+            with suppress(BNetError):  # a value that cannot be computed
+                rows = [evaluator.read_value(node).double() for node in nodes]
+            vectors.append(torch.stack(rows) if rows and all(row.dim() == 1 for row in rows) else None)
             continue
         table = evaluator.compute_group("value", spec).double().flatten(0, -2)
         for k, node in enumerate(nodes):
@@ -585,13 +570,6 @@ def _state_vectors(state: SentenceState, specs: Sequence[NodeSpec]) -> list[Tens
                 table[k] = fixed[node]
         vectors.append(None if bool(table.isnan().any()) else table)
     return vectors
-
-
-def _state_vector(state: SentenceState, node: int) -> Tensor | None:
-    """Return the value of a state, set by do or computed; None if it cannot be computed."""
-    with suppress(BNetError):
-        return state.evaluator.read_value(node).double()
-    return None
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -703,14 +681,12 @@ def _mean_attention(state: SentenceState, query: NodeQuery) -> AttentionArray:
 
 
 def describe_inclusion(network: Network, inclusion: object) -> dict[str, Any] | None:
-    """Return the inclusion of heads for JSON: a row for each slice, or in a posterior for each group of heads."""
-    if isinstance(inclusion, Inclusion):
-        return _describe_posterior_inclusion(network, inclusion)
-    return None if inclusion is None else _describe_inclusion_table(network, inclusion)
+    """Return the inclusion of heads for JSON: a row for each slice, or in a posterior for each group of heads.
 
-
-def _describe_posterior_inclusion(network: Network, inclusion: Inclusion) -> dict[str, Any]:
-    """The posterior mean of `rho` with its interval (null without one), and the log Bayes factor of each head."""
+    A posterior has the mean of `rho` with its interval (null without one), and the log Bayes factor of each head.
+    """
+    if not isinstance(inclusion, Inclusion):
+        return None if inclusion is None else _describe_inclusion_table(network, inclusion)
     groups = {spec.group.name: spec.group for spec in network.specs}
     heads = inclusion.mean.shape[1]
     for name in inclusion.slices:

@@ -41,26 +41,16 @@ def describe_equations(network: Network) -> tuple[list[dict[str, Any]], list[int
 
 def _describe_equations(network: Network) -> tuple[list[dict[str, Any]], list[int]]:
     """Describe the equations, which do not depend on a sentence."""
-    rows = [
-        {
-            "name": row.name,
-            "latex": row.latex,
-            "mathml": _render_sides(row.left, row.right + row.condition),
-            "note": row.note,
-        }
-        for row in equations(network).rows
-    ]
+    rows = []
+    for row in equations(network).rows:
+        sides = [to_mathml(row.left), to_mathml(f"= {row.right}{row.condition}")]  # so that the page can use two lines
+        mathml = None if None in sides else sides
+        rows.append({"name": row.name, "latex": row.latex, "mathml": mathml, "note": row.note})
     indices = [-1] * len(network.specs)
     for k, shared in enumerate(share_equations(network, Notation(network))):
         for spec in shared.specs:
             indices[spec.group.index] = k
     return rows, indices
-
-
-def _render_sides(left: str, right: str) -> list[Any] | None:
-    """Return the MathML of the two sides of an equation as two formulas, so that the page can use two lines."""
-    sides = to_mathml(left), to_mathml(f"= {right}")
-    return None if None in sides else list(sides)
 
 
 @lru_cache(maxsize=2000)  # the formulas of a net do not change with its interventions
@@ -187,7 +177,12 @@ def _resolve_imports(name: str) -> str:
 @cache
 def render_style_sheet() -> str:
     """Return the style sheet, with the palettes of figures as CSS variables."""
-    light, dark = (_css_variables(theme) for theme in ("light", "dark"))
+    variables = []
+    for theme in ("light", "dark"):
+        colours = {**get_palette(theme), **{f"head-{k}": colour for k, colour in enumerate(HEAD_COLOURS[theme])}}
+        declarations = "; ".join(f"--{name}: {colour}" for name, colour in colours.items())
+        variables.append(f"color-scheme: {theme}; {declarations}")
+    light, dark = variables
     is_not_light, is_not_dark = (f'.bnet:not([data-theme="{theme}"])' for theme in ("light", "dark"))
     rules = [
         f".bnet {{ {light} }}",
@@ -198,12 +193,6 @@ def render_style_sheet() -> str:
         f"@media print {{ .bnet.bnet {{ {light} }} }}",  # as specific as the rules above, and later
     ]
     return "\n".join([*rules, read_asset("style.css")])
-
-
-def _css_variables(theme: str) -> str:
-    """The colours of a theme as CSS variables."""
-    colours = {**get_palette(theme), **{f"head-{k}": colour for k, colour in enumerate(HEAD_COLOURS[theme])}}
-    return f"color-scheme: {theme}; " + "; ".join(f"--{name}: {colour}" for name, colour in colours.items())
 
 
 @cache

@@ -9,9 +9,8 @@ receives the answer; the id belongs to one view. The traits `selected` and `view
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import anywidget
@@ -157,10 +156,38 @@ def check_view(view: object, ground: GroundGraph, description: Mapping[str, Any]
     Raises:
         BNetError: A setting is unknown, or has a value that the page does not have.
     """
-    fields = check_mapping("view", view)
-    checks = _make_checks(ground, description)
-    check_names("setting of the view", fields, list(checks))
-    return {name: checks[name](value) for name, value in fields.items()}
+    fields, groups, attention = check_mapping("view", view), description["groups"], description["attention"]
+    count = max(description["plate_sizes"].get("head", 1), *(item["num_plates"] for item in attention), 1)
+    heads = range(count) if description["heads"] is None else description["heads"]
+    options: dict[str, Sequence[object]] = {
+        **{"unfolded": list_sections(description), "head": ["mean", "all", *heads], "highlight": HIGHLIGHTS},
+        **dict.fromkeys(SWITCHES, (True, False)),
+    }
+    check_names("setting of the view", fields, [*options, "states", "min_weight", "top"])
+    for name, value in fields.items():
+        if name == "unfolded" and not isinstance(value, list | tuple | range):
+            raise BNetError(name, expected="a list of slices", actual=value)
+        for item in value if name == "unfolded" else [value] if name in options else ():
+            try:
+                check_choice(name, item, options[name])
+            except BNetError as error:  # quotes, because "2" is not head 2
+                raise BNetError(name, **{**error.parts, "actual": repr(item)}) from None
+    checked: dict[str, Any] = {**fields}
+    if "unfolded" in fields:
+        checked["unfolded"] = list(fields["unfolded"])
+    if "top" in fields:
+        checked["top"] = check_int("top", fields["top"], minimum=0)
+    if "min_weight" in fields:
+        checked["min_weight"] = check_float("min_weight", fields["min_weight"], minimum=0)
+        if checked["min_weight"] > 1:
+            raise BNetError("min_weight", expected="a number from 0 to 1", actual=fields["min_weight"])
+    if fields.get("states") is not None:
+        # A selector that is set has no choices, but its entry is valid: it applies again after `undo`.
+        selectors = [group for group in ground.template.groups if groups[group.index]["is_selector"]]
+        choices: dict[str, int | None] = {name: None for group in selectors for name in ground.iter_names(group)}
+        choices |= {name: count for item in attention for name, count in item["choices"]}
+        checked["states"] = _check_states(choices, fields["states"])
+    return checked
 
 
 def list_sections(description: Mapping[str, Any]) -> list[int | str]:
@@ -169,46 +196,8 @@ def list_sections(description: Mapping[str, Any]) -> list[int | str]:
     return list(dict.fromkeys(f"{g['stack']}:{g['step']}" if g["stack"] else int(g["step"]) for g in groups))
 
 
-def _make_checks(ground: GroundGraph, description: Mapping[str, Any]) -> dict[str, Callable[[object], Any]]:
-    """For each setting, the function that checks its value and returns it as JSON."""
-    groups, attention = description["groups"], description["attention"]
-    count = max(description["plate_sizes"].get("head", 1), *(item["num_plates"] for item in attention), 1)
-    heads = range(count) if description["heads"] is None else description["heads"]
-    # A selector that is set has no choices, but its entry is valid: it applies again after `undo`.
-    selectors = [group for group in ground.template.groups if groups[group.index]["is_selector"]]
-    choices: dict[str, int | None] = {name: None for group in selectors for name in ground.iter_names(group)}
-    choices |= {name: count for item in attention for name, count in item["choices"]}
-    return {
-        "unfolded": partial(_check_unfolded, list_sections(description)),
-        "head": partial(_check_option, "head", ["mean", "all", *heads]),
-        "states": partial(_check_states, choices),
-        "min_weight": _check_probability,
-        "top": lambda value: check_int("top", value, minimum=0),
-        **{name: partial(_check_option, name, [True, False]) for name in SWITCHES},
-        "highlight": partial(_check_option, "highlight", HIGHLIGHTS),
-    }
-
-
-def _check_option(subject: str, options: Any, value: object) -> object:
-    """Return one of the options."""
-    try:
-        check_choice(subject, value, options)
-    except BNetError as error:  # quotes, because "2" is not head 2
-        raise BNetError(subject, **{**error.parts, "actual": repr(value)}) from None
-    return value
-
-
-def _check_unfolded(sections: list[int | str], value: object) -> list[object]:
-    """Return the unfolded slices."""
-    if not isinstance(value, list | tuple | range):
-        raise BNetError("unfolded", expected="a list of slices", actual=value)
-    return [_check_option("unfolded", sections, item) for item in value]
-
-
-def _check_states(choices: Mapping[str, int | None], value: object) -> dict[str, int] | None:
-    """Return the state of each selector whose attention is shown; None for the posterior mean."""
-    if value is None:
-        return None
+def _check_states(choices: Mapping[str, int | None], value: object) -> dict[str, int]:
+    """Return the state of each selector whose attention is shown."""
     states = check_mapping("states", value)
     check_names("selector", states, list(choices))
     result = {name: check_int(name, state, minimum=0) for name, state in states.items()}

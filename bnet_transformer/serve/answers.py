@@ -142,14 +142,21 @@ def parse_page_state(document: object, limits: Limits) -> PageState:
     _check_count("steps", len(steps), limits.steps)
     evidence = _check_type("evidence", fields.get("evidence", {}), dict)
     _check_count("evidence", len(evidence), MAX_NAMES)
-    values = tuple((name, _check_observed(name, value)) for name, value in evidence.items())
+    for name, value in evidence.items():
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise BNetError(name, expected="the index of a state, or a text", actual=value)
     posterior = _check_texts("posterior", fields.get("posterior", []))
     _check_count("posterior", len(posterior), MAX_NAMES)
     contributions = fields.get("contributions")
     question = None if contributions is None else _parse_question("contributions", contributions)
     patch = _parse_question("patch", fields.get("patch", {}))
     return PageState(
-        steps=tuple(steps), evidence=values, posterior=posterior, contributions=question, patch=patch, **texts
+        steps=tuple(steps),
+        evidence=tuple(evidence.items()),
+        posterior=posterior,
+        contributions=question,
+        patch=patch,
+        **texts,
     )
 
 
@@ -171,13 +178,6 @@ def _check_count(subject: str, count: int, maximum: int) -> None:
     if count > maximum:
         hint = "Undo all interventions, and set fewer nodes" if subject == "steps" else None
         raise BudgetError(subject, expected=f"at most {maximum} entries", actual=count, hint=hint)
-
-
-def _check_observed(name: str, value: object) -> str | int:
-    """Return the observed state of a node: its index, or text."""
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise BNetError(name, expected="the index of a state, or a text", actual=value)
-    return value
 
 
 def _check_text(subject: str, text: str, limits: Limits) -> None:
@@ -247,8 +247,15 @@ class SentenceSource:
             load = self._loads.get(name)
             if load is None or (load.done() and load.exception() is not None):
                 load = self._loads[name] = Future()
-                threading.Thread(target=_load_net, args=(self.models[name], load), daemon=True).start()
+                threading.Thread(target=partial(self._load, name, load), daemon=True).start()
             return load
+
+    def _load(self, name: str, result: Future[BNet]) -> None:
+        """Load a net in a thread."""
+        try:
+            result.set_result(self.models[name]())
+        except BaseException as error:
+            result.set_exception(error)
 
     def list_loaded(self) -> list[str]:
         """The models that are loaded."""
@@ -354,14 +361,6 @@ class SentenceSource:
             while len(self._sentences) > self.limits.sentences:
                 self._sentences.popitem(last=False)
         return sentence
-
-
-def _load_net(load: Callable[[], BNet], result: Future[BNet]) -> None:
-    """Load a net in a thread."""
-    try:
-        result.set_result(load())
-    except BaseException as error:
-        result.set_exception(error)
 
 
 def build_example(network: Network, length: int) -> str:

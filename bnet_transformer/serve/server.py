@@ -182,12 +182,18 @@ class JobQueue:
         self, tab_id: str, tab: Tab, job: Job, function: Callable[[], T], wait_for_input: Waiting | None
     ) -> T:
         """Run a job after the earlier jobs of its tab; a cancelled job first leaves its thread."""
+
+        def run_in_thread() -> T:
+            with cancellable(job.check):
+                job.check()
+                return function()
+
         try:
             async with tab.lock:
                 job.check()
                 if wait_for_input is not None:
                     await job.wait(wait_for_input())
-                return await asyncio.get_running_loop().run_in_executor(self._pool, _run_job, job, function)
+                return await asyncio.get_running_loop().run_in_executor(self._pool, run_in_thread)
         finally:
             tab.jobs.remove(job)
             if not tab.jobs:
@@ -205,13 +211,6 @@ class JobQueue:
             for job in tab.jobs:
                 job.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _run_job(job: Job, function: Callable[[], T]) -> T:
-    """Run a function in this thread, with the check of its job."""
-    with cancellable(job.check):
-        job.check()
-        return function()
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -254,6 +253,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, *, token: str, hosts: Collection[str], max_body: int) -> None:
         self.app, self.token, self.hosts, self.max_body = app, token.encode(), frozenset(hosts), max_body
+        self.too_large = f"the request has more than {max_body:,} bytes"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request, or reject it."""
@@ -293,17 +293,13 @@ class Guard:
             return 401, f"the token is {state}: open the address that the server printed"
         lengths = headers.get("content-length", [])
         if any(not is_integer(length) or int(length) > self.max_body for length in lengths):
-            return 413, self._describe_limit()
+            return 413, self.too_large
         return 0, ""
 
     def _has_token(self, values: list[str]) -> bool:
         """Whether the header `Authorization` has the token, compared in constant time."""
         scheme, _, token = values[0].partition(" ") if len(values) == 1 else ("", "", "")
         return scheme.lower() == "bearer" and hmac.compare_digest(token.encode("utf-8", "replace"), self.token)
-
-    def _describe_limit(self) -> str:
-        """The error for a large body."""
-        return f"the request has more than {self.max_body:,} bytes"
 
     def _limit(self, receive: Receive) -> Receive:
         """Receive a body, and stop when it is too large, also if it does not state its length."""
@@ -314,7 +310,7 @@ class Guard:
             message = await receive()
             count += len(message.get("body", b""))
             if count > self.max_body:
-                raise BodyTooLargeError(self._describe_limit())
+                raise BodyTooLargeError(self.too_large)
             return message
 
         return receive_limited
@@ -468,17 +464,22 @@ def create_app(
         bundle_script(entry_point)
     api = _Api(SentenceSource(models, limits), limits)
 
+    def log_load_error(load: Future[BNet]) -> None:  # the page of the model shows the error as well
+        if error := load.exception():
+            LOGGER.warning("%s", escape_invisible(f"{type(error).__name__}: {' '.join(str(error).split())}"))
+
     @asynccontextmanager
     async def run_lifespan(_: Starlette) -> AsyncIterator[None]:
-        # The first page does not wait for the default model.
-        api.source.load(next(iter(models))).add_done_callback(_log_load_error)
+        api.source.load(next(iter(models))).add_done_callback(log_load_error)  # the first page does not wait for it
         yield
         api.queue.close()
 
     routes = [
         Route("/", _serve_shell),
         Route("/serve.js", partial(_serve_text, "text/javascript", partial(bundle_script, "serve"))),
-        Route("/serve.css", partial(_serve_text, "text/css", _render_style)),
+        Route(
+            "/serve.css", partial(_serve_text, "text/css", lambda: f"{render_style_sheet()}\n{read_asset('serve.css')}")
+        ),
         Route("/api/models", api.list_models),
         *(Route(f"/api/{kind}", partial(api.answer, kind), methods=["POST"]) for kind in api.answers),
     ]
@@ -549,13 +550,6 @@ class _Api:
         return self.answers[kind](self.source, tab, state)
 
 
-def _log_load_error(load: Future[BNet]) -> None:
-    """Log the error of a model; the page of this model shows it as well."""
-    error = load.exception()
-    if error is not None:
-        LOGGER.warning("%s", escape_invisible(f"{type(error).__name__}: {' '.join(str(error).split())}"))
-
-
 def _encode_page(source: SentenceSource, tab: str, state: Any) -> tuple[str, bytes]:
     """The page as 4 bytes with the length of its description, the description as JSON, and its buffer."""
     description, buffer = describe_page(source, tab, state)
@@ -616,11 +610,6 @@ async def _serve_text(media_type: str, render: Callable[[], str], _: Request) ->
     from starlette.responses import Response
 
     return Response(render(), media_type=media_type)
-
-
-def _render_style() -> str:
-    """The style sheet of the live page."""
-    return f"{render_style_sheet()}\n{read_asset('serve.css')}"
 
 
 ADDRESS = "127.0.0.1"
