@@ -10,6 +10,8 @@ from bnet_transformer import reference
 from bnet_transformer._core.naming import WORD
 from bnet_transformer.compiler.module import find_default_output
 from bnet_transformer.data.do_values import Mean, Noise, Project, Scale, Set, Swap, Zero
+from bnet_transformer.inference.plan import Obstacle
+from bnet_transformer.interventions.examples import Examples
 from bnet_transformer.reference import AttentionRow
 
 D = torch.float64
@@ -52,6 +54,11 @@ def make_metric(names):
     """The nonlinear metric of these nodes."""
     parameters = ", ".join(names)
     return eval(f"lambda {parameters}: nonlinear({parameters})", {"nonlinear": nonlinear})
+
+
+def forbid_shared_runs(monkeypatch):
+    """Let each cell have a separate run."""
+    monkeypatch.setattr(Examples, "find_obstacle", lambda *_: Obstacle("x_1", "in the way"))
 
 
 def get_refusal(call, *arguments, **options):

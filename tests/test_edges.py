@@ -12,8 +12,8 @@ from bnet_transformer import reference
 from bnet_transformer.data.do_values import Zero
 from bnet_transformer.interventions.edge_runs import build_edge_runner
 from bnet_transformer.interventions.edges import EdgeStructure
-from bnet_transformer.interventions.engine import run_cells
-from bnet_transformer.interventions.sweep import parse_request
+from bnet_transformer.interventions.engine import Run, run_cells
+from bnet_transformer.interventions.sweep import parse_experiment
 from tests.cases import CASES, close, get_case
 from tests.edge_oracle import CircuitRun, run_edge
 from tests.sweep_oracle import get_outputs, make_metric, make_pair
@@ -40,9 +40,9 @@ def make_fixed_pair(case):
     return *pair, names
 
 
-def make_request(clean, corrupt, metric, **options):
+def make_experiment(clean, corrupt, metric, **options):
     defaults = {"over": None, "direction": "denoise", "words": None, "memory": 2**29}
-    return parse_request(clean, corrupt, at="edges", metric=metric, **{**defaults, **options})
+    return parse_experiment(clean, corrupt, at="edges", metric=metric, **{**defaults, **options})
 
 
 def choose(name, names):
@@ -57,7 +57,7 @@ def test_an_edge_equals_two_runs_by_hand(case):
     metric, nodes = make_metric(names), [corrupt.ground.id(name) for name in names]
     result = bt.sweep(clean, corrupt, at="edges", metric=metric)
     by_word = bt.sweep(clean, corrupt, at="edges", metric=metric, over="word")
-    structure = make_request(clean, corrupt, metric).cells.edges.structure
+    structure = make_experiment(clean, corrupt, metric).cells.edges.structure
     for (edge,), _ in choose(case.name, result.names.items()):
         models = corrupt.state.model, clean.state.model
         expected = metric(*(value[None] for value in run_edge(*models, structure, edge, nodes)))
@@ -68,18 +68,16 @@ def test_an_edge_equals_two_runs_by_hand(case):
 
 
 @pytest.mark.parametrize("case", PARAMETERS, ids=lambda case: case.name)
-def test_estimates_are_the_derivative_of_exact_edges(case):
+def test_estimates_are_the_derivative_of_exact_edges(case, monkeypatch):
     """Finite differences along the difference of the writer; the words of a reader add up."""
     clean, corrupt, names = make_fixed_pair(case)
     metric = make_metric(names)
     estimates = bt.sweep(clean, corrupt, at="edges", metric=metric, method=bt.Gradient())
     by_word = bt.sweep(clean, corrupt, at="edges", metric=metric, method=bt.Gradient(), over="word")
     close(by_word.effects.nansum(-2), estimates.effects, 1e-9)
-    request = make_request(clean, corrupt, metric)
-    batches = request.build_batches()
-    for base_run in (base_run for batch in batches for base_run in batch.iter_base_runs()):
-        base_run.differences |= {w: EPSILON * value for w, value in base_run.differences.items()}
-    result = run_cells(batches, metric=request.metric, cells=request.cells, progress=None)
+    compare_writer = Run._compare_writer
+    monkeypatch.setattr(Run, "_compare_writer", lambda self, w: EPSILON * compare_writer(self, w))
+    result = run_cells(make_experiment(clean, corrupt, metric), progress=None)
     close((result.values - result.base) / EPSILON, estimates.effects, 1e-3)
 
 

@@ -7,10 +7,18 @@ import torch
 
 import bnet_transformer as bt
 from bnet_transformer import reference
-from bnet_transformer.inference.plan import Obstacle
 from bnet_transformer.interventions import Mean, Noise, Scale, Swap, Zero, engine
 from tests.cases import get_case
-from tests.sweep_oracle import D, Oracle, get_cells, get_outputs, get_refusal, make_metric, rotate_words
+from tests.sweep_oracle import (
+    D,
+    Oracle,
+    forbid_shared_runs,
+    get_cells,
+    get_outputs,
+    get_refusal,
+    make_metric,
+    rotate_words,
+)
 from tests.test_sweeps import REFUSED, check, close, make_examples, make_net, make_sentences
 from tests.test_sweeps_first_order import SEQUENTIAL
 
@@ -92,7 +100,7 @@ def test_other_entries_are_those_of_the_patched_run(monkeypatch, is_sequential):
     oracle, query = Oracle(clean, corrupt, tuple(names)), {"metric": make_metric(names)}
     rows = bt.sweep(clean, corrupt, at="j", over=("head", "read"), **query)
     if is_sequential:
-        monkeypatch.setattr(engine, "find_shared_obstacle", lambda *_: Obstacle("x_1", "in the way"))
+        forbid_shared_runs(monkeypatch)
     cells = {
         "below a node": ["x_1_1[2]", "q_0_0_1", "x_1_1[0]"],
         "below an entry": ["x_0_*[1]", "x_1_2[3,0]"],
@@ -122,7 +130,7 @@ def test_ablations_of_entries(monkeypatch, is_sequential):
     net = make_net(observe=bt.tpm.Categorical(3))
     clean, corrupt = make_sentences(net)
     if is_sequential:
-        monkeypatch.setattr(engine, "find_shared_obstacle", lambda *_: Obstacle("x_1", "in the way"))
+        forbid_shared_runs(monkeypatch)
     basis = torch.linalg.qr(torch.randn(4, 2, dtype=D, generator=torch.Generator().manual_seed(1)))[0]
     changes = Noise(0.5, seed=3), Scale(2.0), lambda v: v.cumsum(-1).tanh(), Swap(clean, basis)
     for ablation in (Zero(), Mean([clean, corrupt]), Mean(), *changes):

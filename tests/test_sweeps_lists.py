@@ -6,7 +6,17 @@ import torch
 import bnet_transformer as bt
 from bnet_transformer.interventions import Mean, Noise, Zero
 from tests.cases import get_case
-from tests.sweep_oracle import D, Oracle, get_outputs, get_refusal, make_metric, make_pair, patch_path, set_values
+from tests.sweep_oracle import (
+    D,
+    Oracle,
+    forbid_shared_runs,
+    get_outputs,
+    get_refusal,
+    make_metric,
+    make_pair,
+    patch_path,
+    set_values,
+)
 from tests.test_sweeps import CASES_WITH_WORDS, REFUSED, close, find_roles, make_examples, make_net, make_sentences
 
 LARGE = ("word", "word, codebook", "word, two slices", "codebook, two slices", "integrator")
@@ -125,10 +135,7 @@ def test_an_ablation_of_the_clean_run():
 def test_words_take_values_of_other_words(is_sequential, monkeypatch):
     """Sentences of unequal lengths, and one sentence with permuted words: as `do` with the values of these words."""
     if is_sequential:
-        from bnet_transformer.inference.plan import Obstacle
-        from bnet_transformer.interventions import engine
-
-        monkeypatch.setattr(engine, "find_shared_obstacle", lambda *_: Obstacle("x_1", "in the way"))
+        forbid_shared_runs(monkeypatch)
     net = make_net(observe=bt.tpm.Categorical(3))
     base, longer = net.sentence("the cat sat"), net.sentence("a big dog sat down")
     maps = {(0, 2): (longer, {0: 1, 2: 3}), (0, 1, 2): (base, [(0, 2), (1, 1), (2, 0)])}

@@ -8,7 +8,7 @@ from bnet_transformer.inference import plan as planner
 from bnet_transformer.inference.plan import Obstacle, PerformanceWarning
 from bnet_transformer.interventions import Attend, Zero, engine
 from tests.cases import get_case
-from tests.sweep_oracle import get_outputs, make_metric, make_pair
+from tests.sweep_oracle import forbid_shared_runs, get_outputs, make_metric, make_pair
 from tests.test_sweeps import close, make_net, make_sentences
 
 
@@ -65,9 +65,10 @@ def test_both_algorithms_give_the_same_numbers(monkeypatch, at, blocked):
     options = {"at": at, "metric": make_metric(["y_0", "x_2_2"])}
     batched = bt.sweep(clean, corrupt, **options)
     obstacle = Obstacle("x_1", "in the way")
-    obstacles = dict.fromkeys(range(3), obstacle), {}
-    name, result = ("find_shared_obstacle", obstacle) if blocked == "all" else ("find_obstacles", obstacles)
-    monkeypatch.setattr(engine, name, lambda *_, **__: result)
+    if blocked == "all":
+        forbid_shared_runs(monkeypatch)
+    else:
+        monkeypatch.setattr(engine, "find_obstacles", lambda *_, **__: (None, dict.fromkeys(range(3), obstacle)))
     sequential = bt.sweep(clean, corrupt, **options)
     torch.testing.assert_close(sequential.outcomes, batched.outcomes, rtol=1e-10, atol=1e-10, equal_nan=True)
     close(sequential.clean, batched.clean)

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.inference.plan import Obstacle
-from bnet_transformer.interventions import Zero, engine
+from bnet_transformer.interventions import Zero
 from bnet_transformer.reference import AttentionRow
 from tests.cases import get_case
-from tests.sweep_oracle import D, Oracle, get_outputs, get_refusal, make_metric, make_pair, set_rows
+from tests.sweep_oracle import D, Oracle, forbid_shared_runs, get_outputs, get_refusal, make_metric, make_pair, set_rows
 from tests.test_sweeps import READERS, check, close, make_net, make_sentences
 from tests.test_sweeps_first_order import add_noise, check_effects
 
@@ -97,5 +96,5 @@ def test_what_scores_are_not_set(monkeypatch):
     query = {"at": "score", "metric": {"y_2": 1}}
     assert "nodes, for" in get_refusal(bt.sweep, Zero(), corrupt, **query)
     assert "entry" in get_refusal(bt.sweep, clean, corrupt, over=("entry",), **query)
-    monkeypatch.setattr(engine, "find_shared_obstacle", lambda *_: Obstacle("x_1", "in the way"))
+    forbid_shared_runs(monkeypatch)
     assert "scores cannot share a run" in get_refusal(bt.sweep, clean, corrupt, **query)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +22,9 @@ from bnet_transformer.data.do_values import (
     is_relative,
     resolve_value,
 )
+from bnet_transformer.errors import EvidenceError
+from bnet_transformer.inference.query import group_values
+from bnet_transformer.inference.values import NodeEvaluator
 from bnet_transformer.interventions.examples import Examples, get_batch_key, get_sentence_state, parse_examples
 from bnet_transformer.interventions.patched_run import (
     PatchedRun,
@@ -30,10 +32,8 @@ from bnet_transformer.interventions.patched_run import (
     find_needed_positions,
     gather_nodes,
     get_layout_index,
-    get_layout_shape,
 )
-from bnet_transformer.interventions.routing import find_run_obstacle
-from bnet_transformer.reference import GroundModel, has_ancestor_choices, locate_node
+from bnet_transformer.reference import GroundModel, locate_node
 
 
 @dataclass
@@ -49,7 +49,6 @@ class Ablation:
         model: The first sentence.
         memory: The maximum number of bytes that are used at once.
         nodes: Ground ids of the nodes that may be set.
-        sentences: The sentences, for cells that run one at a time.
         donors: The sentences of `Swap`, whose values are its constants in circuits.
     """
 
@@ -57,9 +56,8 @@ class Ablation:
     model: GroundModel
     memory: int
     nodes: Sequence[int] = ()
-    sentences: Sequence[Any] = ()
     donors: Examples | None = None
-    _shared_values: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _constants: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def change(self) -> Change | None:
@@ -87,16 +85,10 @@ class Ablation:
 
     def build_overrides(self, nodes: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
         """The values of nodes, with the masks of the nodes, by group; none if they depend on the run."""
-        overrides: dict[int, tuple[Tensor, Tensor]] = {}
-        self.nodes, network = nodes, self.model.network
-        for index, members in self.model.ground.split_by_group(nodes).items() if not self.is_relative else ():
-            shape, ids = self.model.ground.shapes[index], np.array(members) - int(self.model.ground.offsets[index])
-            values = torch.stack([self._get_shared_value(node) for node in members])
-            full = torch.zeros(math.prod(shape), *values.shape[1:], dtype=network.dtype, device=network.device)
-            mask = torch.zeros(len(full), dtype=torch.bool, device=network.device)
-            full[ids], mask[ids] = values, True
-            overrides[index] = full.reshape(1, *shape, *values.shape[1:]), mask.reshape(1, *shape)
-        return overrides
+        if self.is_relative:
+            return {}
+        self.nodes = nodes
+        return group_values(self.model, {node: self._get_constant(node) for node in nodes})
 
     def apply(self, state: ExecutionState, index: int, value: Tensor, donors: ExecutionState) -> Tensor:
         """The values that depend on those of a group, `[circuit, example, *plates, word, *shape]`.
@@ -113,67 +105,55 @@ class Ablation:
         if self.donors is not None:
             return self.change.apply(value, shape, donors.values[index])
         nodes = range(int(ground.offsets[index]), int(ground.offsets[index + 1]))
-        constants = torch.stack([self._get_constant(self.model, node) for node in nodes])
+        constants = torch.stack([self._get_constant(node) for node in nodes])
         return self.change.apply(
             value, shape, lay_out_value(state, index, constants.reshape(1, *ground.shapes[index], *shape))
         )
 
-    def get_value(self, example: int, node: int) -> Tensor:
+    def get_value(self, evaluator: NodeEvaluator, node: int) -> Tensor:
         """The value of one node in one sentence, `[*shape]`, or the constant of a change."""
-        if not self.is_relative:
-            return self._get_shared_value(node)
-        if self.change is None:
-            state = self.sentences[example].state
-            return compute_word_means(state.model, [node], state.evaluator.value)[node]
-        return self._get_constant(self.model, node)
+        if self.joins_words:
+            return compute_word_means(evaluator.model, [node], evaluator.value)[node]
+        return self._get_constant(node)
 
-    def get_values(self, run: PatchedRun, first_example: int, group: int, nodes: IntArray) -> Tensor:
+    def get_values(self, run: PatchedRun, group: int, nodes: IntArray) -> Tensor:
         """The values of nodes of a group in the sentences of a run, or the constants of a change.
 
         Args:
             run: The run.
-            first_example: The index of the run's first sentence among the sentences.
             group: The node group.
             nodes: The nodes, as indices within the group.
 
         Returns:
             The values, `[1 or N, node, *shape]`.
         """
-        spec, model = run.specs[group], run.examples.model
-        ids = [int(model.ground.offsets[group]) + int(node) for node in nodes]
-        if self.change is not None:
-            return torch.stack([self._get_constant(model, node) for node in ids])[None]
-        if not self.is_relative:
-            return torch.stack([self._get_shared_value(node) for node in ids])[None]
-        base = run.base.values[group]
-        if has_ancestor_choices(model.network, {group}) or not base.is_floating_point():
-            states = [self.sentences[first_example + n].state for n in range(len(run.examples))]
-            means = [compute_word_means(state.model, ids, state.evaluator.value) for state in states]
-            return torch.stack([torch.stack([values[node] for node in ids]) for values in means])
-        check_has_words(spec, model.ground.name(ids[0]))
-        mean = base.mean(run.base.layout.word_dim, keepdim=True)
+        spec, offset = run.specs[group], int(self.model.ground.offsets[group])
+        if not self.joins_words:
+            return torch.stack([self._get_constant(offset + int(node)) for node in nodes])[None]
+        name = self.model.ground.name(offset + int(nodes[0]))
+        check_has_words(spec, name)
+        if not run.base.values[group].is_floating_point():
+            raise EvidenceError(name, expected="a node with real values", actual="a discrete node")
+        mean = run.base.values[group].mean(run.base.layout.word_dim, keepdim=True)
         return gather_nodes(run.base, spec, mean, get_layout_index(run.base, spec, nodes)).transpose(0, 1)
 
-    def _get_constant(self, model: GroundModel, node: int) -> Tensor:
-        """The constant of the change of a node; zeros if it has none."""
-        assert self.change is not None
-        if node not in self._shared_values:
-            name, spec = model.ground.name(node), locate_node(model, node)[0]
-            self.change.check(name, spec)
-            zeros = torch.zeros(spec.shape, dtype=model.network.dtype, device=model.network.device)
-            constant = self.change.get_constant(name, zeros)
-            self._shared_values[node] = zeros if constant is None else constant
-        return self._shared_values[node]
-
-    def _get_shared_value(self, node: int) -> Tensor:
-        """The value of `Zero()` or `Mean(sentences)` for a node."""
-        if not self._shared_values and isinstance(self.intervention, Mean):
-            self._shared_values |= compute_means(self.model, self.nodes, self.intervention.sentences, self.memory)
-        if node not in self._shared_values:
+    def _get_constant(self, node: int) -> Tensor:
+        """The value of an intervention that does not depend on the run, or the constant of a change; zeros if none."""
+        if node in self._constants:
+            return self._constants[node]
+        if isinstance(self.intervention, Mean) and not self._constants:
+            self._constants |= compute_means(self.model, self.nodes, self.intervention.sentences, self.memory)
+        if node not in self._constants and self.change is None:
             value = resolve_value(self.model, node, self.intervention)
             assert isinstance(value, Tensor)
-            self._shared_values[node] = value
-        return self._shared_values[node]
+            self._constants[node] = value
+        elif node not in self._constants and self.change is not None:
+            name, spec = self.model.ground.name(node), locate_node(self.model, node)[0]
+            self.change.check(name, spec)
+            zeros = torch.zeros(spec.shape, dtype=self.model.network.dtype, device=self.model.network.device)
+            constant = self.change.get_constant(name, zeros)
+            self._constants[node] = zeros if constant is None else constant
+        return self._constants[node]
 
 
 def compute_means(model: GroundModel, nodes: Sequence[int], sentences: Sequence[Any], memory: int) -> dict[int, Tensor]:
@@ -206,24 +186,16 @@ def compute_means(model: GroundModel, nodes: Sequence[int], sentences: Sequence[
             check_has_word(name, ground)
         ids = {ground.id(name): node for name, node in names.items()}
         groups = {ground.group_of(node).index for node in ids}
-        if find_run_obstacle(batch, groups) is not None:  # the caller then computes nodes one by one
+        if batch.find_obstacle(groups) is not None:  # the caller then computes nodes one by one
             return {}
         size = max(1, memory // (2 * estimate_bytes(batch.model, find_needed_positions(batch.model, ids))[1]))
         for part in batch.split(size):
-            for node, total in _sum_values(part, list(ids)).items():
-                totals[ids[node]] = totals[ids[node]] + total
+            run = part.run(groups)
+            for index, members in ground.split_by_group(list(ids)).items():
+                spec = model.network.specs[index]
+                position = get_layout_index(run, spec, np.array(members) - int(ground.offsets[index]))
+                values = gather_nodes(run, spec, run.values[index], position)
+                sums = values.expand(-1, len(part), *spec.shape).sum(1)
+                for node, value in zip(members, sums, strict=True):
+                    totals[ids[node]] = totals[ids[node]] + value
     return {node: total / len(sentences) for node, total in totals.items()}
-
-
-def _sum_values(examples: Examples, nodes: Sequence[int]) -> Mapping[int, Tensor]:
-    """The sum of each node's value over sentences, `[*shape]`, from one run of all sentences."""
-    ground = examples.model.ground
-    by_group = ground.split_by_group(nodes)
-    state = examples.run(by_group)
-    values: dict[int, Tensor] = {}
-    for index, group_nodes in by_group.items():
-        spec = examples.model.network.specs[index]
-        value = state.values[index].expand(len(examples), *get_layout_shape(state, spec), *spec.shape).sum(0)
-        layout_index = get_layout_index(state, spec, np.array(group_nodes) - int(ground.offsets[index]))
-        values |= dict(zip(group_nodes, value[layout_index], strict=True))
-    return values

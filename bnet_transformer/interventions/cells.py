@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -233,6 +233,13 @@ class PatchCells:
             parts[item] = replace(grid, names=part_names)
         sites = tuple(part for part in sites if len(part.cells))
         return replace(self, names=names, sites=sites, paths=tuple(paths), parts=parts)
+
+    def drop(self, cell_ids: Collection[int]) -> PatchCells:
+        """The cells, of which these set nothing; edges remain."""
+        if not cell_ids:
+            return self
+        sites = tuple(sites for sites in self.sites if not np.isin(sites.cells, list(cell_ids)).all())
+        return replace(self, sites=sites, paths=tuple(path for path in self.paths if path.cell not in cell_ids))
 
     @property
     def cell_ids(self) -> IntArray:

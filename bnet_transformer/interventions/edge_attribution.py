@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -15,14 +16,7 @@ from bnet_transformer.compiler.linear import is_norm
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.cells import EdgeCells, PatchCells, PatchSites, PathsToEnd, group_paths
 from bnet_transformer.interventions.edges import EdgeStructure, ReaderGroup, WriterUnit, is_wordwise_path
-from bnet_transformer.interventions.engine import (
-    CellOutcomes,
-    ExampleBatch,
-    evaluate_base_runs,
-    get_relative_change,
-    join_changes,
-)
-from bnet_transformer.interventions.examples import Metric
+from bnet_transformer.interventions.engine import CellOutcomes, Experiment, get_relative_change
 from bnet_transformer.interventions.gradients import GradientRun, iter_gradient_runs, list_points
 from bnet_transformer.interventions.linear_pass import (
     Block,
@@ -63,7 +57,7 @@ def add_edge_effects(effects: Tensor, item: GradientRun, edges: EdgeCells) -> No
     number_of = {writer: k for k, writer in enumerate(edges.writer_units)}
     pairs = zip(table.writers[edges.edges].tolist(), table.writer_units[edges.edges].tolist(), strict=True)
     numbers = np.array([number_of[pair] for pair in pairs])
-    for r, estimates in estimate_edges(item.run, item.base_run.differences, edges, gradients, by_word=by_word):
+    for r, estimates in estimate_edges(item.run, item.base_run.writer_differences, edges, gradients, by_word=by_word):
         inside = order[slice(*np.searchsorted(readers, [r, r + 1]))]
         index = [torch.from_numpy(table.reader_units[edges.edges[inside]]), torch.from_numpy(numbers[inside])]
         if edges.words is not None:
@@ -262,35 +256,34 @@ PATH_COPIES = 8  # the copies of the values of the parents of a path that its de
 
 
 @enable_gradients()
-def estimate_cells(
-    batches: Sequence[ExampleBatch], metric: Metric, cells: PatchCells, progress: bool | None
-) -> CellOutcomes:
+def estimate_cells(experiment: Experiment, progress: bool | None) -> CellOutcomes:
     """Estimate the result of `run_cells` to first order, without running a cell."""
-    for obstacle in batches[0].obstacles.values():
+    cells, base_rows = experiment.cells, experiment.base_rows
+    for obstacle in experiment.obstacles.values():
         raise BNetError(f"method: cells cannot share a run, because {obstacle}", hint=f"{EXACT_HINT}, which runs each")
-    source, base = evaluate_base_runs(batches, metric)
-    effects = torch.zeros(int(np.prod(cells.shape, dtype=np.int64)), len(base), dtype=torch.float64)
+    get_runs = experiment.prepare_runs()
+    source, base, changes = experiment.evaluate_base(get_runs())
+    effects = torch.zeros(math.prod(cells.shape), len(base_rows), dtype=torch.float64)
     is_stationary = torch.ones(len(base), dtype=torch.bool)
     hide = None if progress is None else not progress
-    points = list_points(batches[0])
-    count = len(batches) * len(batches[0].choices.states) * len(points)
-    runs = iter_gradient_runs(batches, metric, points)
-    for item in tqdm(runs, total=count, disable=hide, unit="part", leave=False):
-        part = slice(item.batch.first_example, item.batch.first_example + len(item.batch.base))
-        is_stationary[part] &= item.is_stationary
-        _add_site_effects(effects[:, part], item)
-        _add_path_effects(effects[:, part], item, cells)
+    points = list_points(experiment)
+    runs = iter_gradient_runs(experiment, get_runs, points)
+    for item in tqdm(runs, total=len(experiment.batches) * len(points), disable=hide, unit="part", leave=False):
+        part = effects[:, item.base_run.rows]
+        is_stationary &= item.is_stationary
+        _add_site_effects(part, item)
+        _add_path_effects(part, item, cells)
+        np.maximum(changes, item.base_run.changes, out=changes)
         if cells.edges is not None:
-            add_edge_effects(effects[:, part], item, cells.edges)
-    effects /= len(points)
+            add_edge_effects(part, item, cells.edges)
+    effects = effects.unflatten(1, (-1, len(base))).sum(1) / len(points)  # over the joint states of choices
     cell_ids = torch.from_numpy(cells.cell_ids)
     if not bool(effects[cell_ids].isfinite().all()):
-        side = batches[0].options.side_names[1]
-        expected = f"a metric with a finite gradient at the {side} run, for method=bt.Gradient()"
+        expected = f"a metric with a finite gradient at the {experiment.side_names[1]} run, for method=bt.Gradient()"
         raise BNetError("metric", expected=expected, actual="NaN or infinity", hint=EXACT_HINT)
     values = torch.full_like(effects, torch.nan)
     values[cell_ids] = base + effects[cell_ids]
-    return CellOutcomes(values.reshape(*cells.shape, -1), source, base, is_stationary, join_changes(batches))
+    return CellOutcomes(values.reshape(*cells.shape, -1), source, base, is_stationary, changes)
 
 
 def _add_site_effects(effects: Tensor, item: GradientRun) -> None:
@@ -298,7 +291,7 @@ def _add_site_effects(effects: Tensor, item: GradientRun) -> None:
     for group, gradient in item.gradients.items():
         for patch in item.base_run.patches.get(group, ()):
             slope = _differentiate_mix(item.run, group, gradient, patch) if patch.is_attention else gradient
-            delta = item.base_run.run.get_difference(group, patch)
+            delta = item.base_run.patched.get_difference(group, patch)
             slopes = item.run.gather(group, slope.to(delta.device), patch)
             effects.index_add_(0, patch.cells, (slopes * delta).flatten(2).sum(-1).double().cpu())
 
@@ -329,7 +322,7 @@ def _add_path_effects(effects: Tensor, item: GradientRun, cells: PatchCells) -> 
     groups = {group_of(node).index for end in ends for node in end.paths[0][1:]}
     parents = [get_parent_groups(network, network.specs[group]) for group in groups]
     largest = max(sum(values[index].numel() for index in indices if index in values) for indices in parents)
-    size = max(1, item.batch.options.memory // (PATH_COPIES * network.dtype.itemsize * max(1, largest)))
+    size = max(1, item.base_run.experiment.memory // (PATH_COPIES * network.dtype.itemsize * max(1, largest)))
     for start in range(0, len(ends), size):
         _add_path_slopes(effects, item, ends[start : start + size])
 
@@ -344,16 +337,16 @@ def _add_path_slopes(effects: Tensor, item: GradientRun, ends: Sequence[PathsToE
 
     def build_first(sites: PatchSites) -> GroupPatch:
         patch = base_run.build_patch(sites)
-        values = base_run.run.get_base_values(sites.group, patch).detach()
-        delta = base_run.run.get_difference(sites.group, patch)
-        np.maximum.at(item.batch.changes, cells[patch.cells].numpy(), get_relative_change(values, delta))
+        values = base_run.patched.get_base_values(sites.group, patch).detach()
+        delta = base_run.patched.get_difference(sites.group, patch)
+        np.maximum.at(base_run.changes, cells[patch.cells].numpy(), get_relative_change(values, delta))
         strength = delta.new_zeros(len(delta), len(run.examples), *[1] * (delta.dim() - 2), requires_grad=True)
         leaves.append((cells[patch.cells], strength))
         moved = run.get_base_values(sites.group, patch).detach() + strength * delta
         return GroupPatch(patch.cells, patch.nodes, moved.transpose(0, 1), is_per_node=True)
 
     total = torch.zeros((), dtype=run.examples.model.network.dtype, device=run.examples.model.network.device)
-    for group, patches in run.patch_paths(ends, build_first, item.batch.options.memory).items():
+    for group, patches in run.patch_paths(ends, build_first, item.base_run.experiment.memory).items():
         for patch in patches:
             values = run.get_patch_values(group, patch)
             slopes = gather_nodes(run.base, run.specs[group], item.gradients[group].to(values.device), patch.nodes)

@@ -41,8 +41,10 @@ from bnet_transformer.interventions.edge_attribution import find_blocked_edges
 from bnet_transformer.interventions.edges import READOUT, EdgeStructure, ReaderGroup, WriterUnit, is_wordwise_path
 from bnet_transformer.interventions.examples import (
     DEFAULT_MEMORY,
+    EnumeratedChoices,
     Examples,
     Metric,
+    enumerate_choices,
     has_difference,
     parse_example_pair,
     parse_metric,
@@ -55,7 +57,6 @@ from bnet_transformer.interventions.patched_run import (
     find_needed_positions,
     get_layout_shape,
 )
-from bnet_transformer.interventions.routing import EnumeratedChoices, enumerate_choices, find_run_obstacle
 from bnet_transformer.reference import GroundModel, locate_node
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -751,7 +752,7 @@ def build_runner(clean_examples: Examples, corrupt: Examples | Ablation, metric:
     needed = find_needed_positions(prepared.model, parsed.nodes)
     for side in (prepared, (peer or clean_examples).with_choices(states)):
         outcomes = {ground.group_of(node).index for node in parsed.nodes}
-        obstacle = find_run_obstacle(side, {*needed.ancestor_words, *outcomes})
+        obstacle = side.find_obstacle({*needed.ancestor_words, *outcomes})
         if obstacle is not None:
             raise UnsupportedError(f"edges cannot share a run, because {obstacle}")
     return EdgeRunner(clean_examples, corrupt, structure, parsed, choices, needed, check_int("memory", memory))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from bnet_transformer import reference
 from bnet_transformer._core.naming import split_pattern
 from bnet_transformer._core.results import Fields, get_parameter_names, register_codec
 from bnet_transformer._core.stats import digest_words
@@ -19,10 +22,21 @@ from bnet_transformer._core.tensors import IntArray
 from bnet_transformer.compiler.gather import ExecutionState, NodePatches, ValueChange, build_request
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data.encode import encode_value
-from bnet_transformer.errors import BNetError, EvidenceError, UnsupportedError
+from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError, format_count
 from bnet_transformer.graph import find_family
+from bnet_transformer.inference.plan import Obstacle, find_mixed_type_fault
+from bnet_transformer.inference.posteriors import plan_joint
+from bnet_transformer.inference.query import Query, enumerate_joint_states
 from bnet_transformer.inference.values import SentenceState
-from bnet_transformer.reference import GroundModel, check_discrete_node
+from bnet_transformer.reference import (
+    BUDGET,
+    GroundModel,
+    check_discrete_node,
+    evaluation_order,
+    find_open_choices,
+    has_ancestor_choices,
+    locate_node,
+)
 
 # --------------------------------------------------------------------------------------------------------------------
 # Examples: sentences of one net and one length that are computed as one batch.
@@ -75,6 +89,19 @@ class Examples:
         pairs = zip(self.digests, partners.digests, strict=True)
         return tuple(f"{one}/{other}" if one and other else "" for one, other in pairs)
 
+    def find_obstacle(self, groups: Collection[int]) -> Obstacle | None:
+        """The obstacle to computing the values, or distributions, of groups in one compiled run; None if it can."""
+        model, graph = self.model, self.model.network.graph
+        ancestors = {*groups, *graph.ancestors(groups)}
+        mixed = find_mixed_type_fault(model, model.do, relevant=ancestors)
+        if mixed is not None:
+            return mixed
+        needs = self.module.find_requirements(build_request(model, tuple(sorted(groups)), ancestors).structure)
+        if needs.enumerated:
+            name = graph.groups[min(needs.enumerated)].name
+            return Obstacle(name, f"{name} is a latent choice that the sweep does not enumerate", f"set {name} by do")
+        return None if needs.fault is None else Obstacle(needs.fault.node, needs.fault.reason, needs.fault.remedy)
+
     def with_choices(self, states: Mapping[int, Tensor]) -> Examples:
         """The same sentences with their latent choices set to these states."""
         if not states:
@@ -82,11 +109,13 @@ class Examples:
         open_states = {node: state for node, state in states.items() if node not in self.model.do}
         return replace(self, models=tuple(model.surgery(open_states) for model in self.models))
 
+    def select(self, part: slice) -> Examples:
+        """Some of the sentences."""
+        return replace(self, models=self.models[part], tokens=self.tokens[part], special=self.special[part])
+
     def split(self, size: int) -> Iterator[Examples]:
         """Split the sentences, in order, into parts of `size`."""
-        for start in range(0, len(self), size):
-            part = slice(start, start + size)
-            yield replace(self, models=self.models[part], tokens=self.tokens[part], special=self.special[part])
+        return (self.select(slice(start, start + size)) for start in range(0, len(self), size))
 
     def run(
         self,
@@ -95,7 +124,7 @@ class Examples:
         perturbations: Mapping[int, Tensor] | None = None,
         overrides: Overrides | None = None,
     ) -> ExecutionState:
-        """Run all sentences in one batch. No group may depend on a latent choice; `routing` excludes such groups.
+        """Run all sentences in one batch. No group may depend on a latent choice.
 
         Args:
             groups: The node groups whose values are recorded, `[1 or N, *plates, word, *shape]`.
@@ -269,6 +298,124 @@ STORED_TYPES = {
     "special": tuple[Mapping[str, Sequence[int]], ...],
 }
 register_codec(Examples, _to_fields, lambda fields, trust: _from_fields(fields), STORED_TYPES)
+
+
+# --------------------------------------------------------------------------------------------------------------------
+# Latent choices that are ancestors of the patched nodes or of the outcomes.
+#
+# They have the same state in both runs of a sweep, and outcomes are averaged over their joint states.
+
+
+@dataclass(frozen=True)
+class EnumeratedChoices:
+    """Latent choices that depend on no value (a selector, atoms), and all their joint states, `[state, node]`.
+
+    Args:
+        nodes: Ground ids of the choices.
+        states: Their joint states, `[state, node]`.
+        examples: The sentences, which give the probabilities of the states.
+    """
+
+    nodes: tuple[int, ...]
+    states: Tensor
+    examples: Examples = field(repr=False)
+
+    @cached_property
+    def log_probs(self) -> Tensor:
+        """The log probability of each joint state in each example, `[state, example]`."""
+        module, nodes = self.examples.module, self.nodes
+        columns = [plan_joint(Query(module, model, nodes=nodes)).run() for model in self.examples.models]
+        return torch.stack(columns, -1)
+
+    def __iter__(self) -> Iterator[dict[int, Tensor]]:
+        for row in self.states:
+            yield dict(zip(self.nodes, row.unbind(), strict=True))
+
+    def expand(self, examples: Examples) -> Examples:
+        """The sentences in the first joint state, those in the second one, and so on."""
+        count = len(self.states)
+        models = tuple(model for states in self for model in examples.with_choices(states).models)
+        return replace(examples, models=models, tokens=examples.tokens * count, special=examples.special * count)
+
+    def marginalize(self, outcomes: Sequence[Tensor], *, is_discrete: bool) -> Tensor:
+        """Average an outcome over the joint states.
+
+        Args:
+            outcomes: The outcome in each joint state, `[cell, example, *shape]` each.
+            is_discrete: Whether outcomes are log probabilities; then the probabilities are averaged.
+
+        Returns:
+            The mean, or the log of the mean probabilities, `[cell, example, *shape]`.
+        """
+        if not self.nodes:
+            return outcomes[0]
+        stacked = torch.stack(list(outcomes))
+        log_probs = self.log_probs.to(stacked.dtype).reshape(len(stacked), 1, -1, *[1] * (stacked.dim() - 3))
+        return (stacked + log_probs).logsumexp(0) if is_discrete else (stacked * log_probs.exp()).sum(0)
+
+
+def enumerate_choices(
+    source: Examples | None,
+    base: Examples,
+    nodes: Sequence[int],
+    outcome_nodes: Sequence[int],
+    side_names: tuple[str, str] = ("clean", "corrupt"),
+) -> EnumeratedChoices:
+    """Find the latent choices of either run that depend on no value, and are therefore enumerated.
+
+    Args:
+        source: The examples that provide values; None for an ablation.
+        base: The examples that are patched, with equal lengths.
+        nodes: Ground ids of the nodes that cells set, or read.
+        outcome_nodes: Ground ids of the nodes that the metric reads.
+        side_names: The names of both sides in errors.
+
+    Returns:
+        The ancestral choices of these nodes, with all their joint states.
+
+    Raises:
+        BudgetError: There are more joint states than the budget.
+        EvidenceError: A choice is set in one run only.
+    """
+    choices: set[int] = set()
+    for examples in (base,) if source is None else (source, base):
+        model = examples.model
+        queried = [*nodes]
+        for node in outcome_nodes:  # the outcome of a random node is a function of its parents
+            is_random = locate_node(model, node)[0].tpm.is_random and node not in model.do
+            queried += reference.parents(model, node) if is_random else [node]
+        groups = {*np.unique(np.searchsorted(model.ground.offsets, queried, side="right") - 1).tolist()}
+        has_discrete = any(model.network.specs[index].tpm.kind == "discrete" for index in groups)
+        if not has_discrete and not has_ancestor_choices(model.network, groups):
+            continue  # a fast test on groups, before the search over nodes
+        choices |= {node for node in find_open_choices(model, queried, {}) if not _is_value_dependent(model, node)}
+    open_choices = sorted(choices)
+    model = base.model
+    for node in choices.intersection(outcome_nodes):
+        name = model.ground.name(node)
+        expected = "a node that depends on the patched nodes"
+        raise BNetError(f"metric of {name}", expected=expected, actual="a choice with the same state in both runs")
+    count = math.prod(model.count_states(node) for node in open_choices)
+    if count > BUDGET:
+        raise BudgetError(
+            "sweep",
+            expected=f"at most {BUDGET:,} joint states of the latent choices",
+            actual=format_count(count),
+            hint="Set some of them by do: " + ", ".join(map(model.ground.name, open_choices[:6])),
+        )
+    for node in open_choices:
+        if node in model.do:
+            name = model.ground.name(node)
+            hint = f"Set it also in the {side_names[0]} sentences by do({name}=...)"
+            raise EvidenceError(f"{name} is set in the {side_names[1]} sentences only", hint=hint)
+    states = enumerate_joint_states([range(model.count_states(node)) for node in open_choices])
+    return EnumeratedChoices(tuple(open_choices), states, base)
+
+
+def _is_value_dependent(model: GroundModel, node: int) -> bool:
+    """True if the distribution of a choice depends on values, not only on other choices."""
+    ancestors = [model.spec(ancestor) for ancestor in evaluation_order(model, node, {}, {}) if ancestor != node]
+    return any(m.tpm.kind == "input" or (m.tpm.kind != "discrete" and m.parents) for m in ancestors)
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
@@ -16,17 +16,16 @@ from torch import Tensor
 from bnet_transformer._core.checks import check_choice, check_int, suggest_config_for_options
 from bnet_transformer._core.naming import WORD, split_path
 from bnet_transformer._core.process import translate_memory_errors
-from bnet_transformer._core.tensors import FloatArray, IntArray, enable_gradients
+from bnet_transformer._core.tensors import IntArray, enable_gradients
 from bnet_transformer.compiler.plan import PlanRequest
 from bnet_transformer.cost import cost
-from bnet_transformer.data.do_values import Change, Swap, as_change, is_intervention
+from bnet_transformer.data.do_values import Swap, as_change, is_intervention
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.plan import Plan, format_fault, planned
 from bnet_transformer.interventions.ablation import Ablation
 from bnet_transformer.interventions.cells import (
     READ,
     PatchCells,
-    WordAlignment,
     align_labels,
     flag_special_positions,
     is_index_valued,
@@ -34,11 +33,10 @@ from bnet_transformer.interventions.cells import (
 )
 from bnet_transformer.interventions.edge_attribution import estimate_cells
 from bnet_transformer.interventions.edges import EdgeStructure
-from bnet_transformer.interventions.engine import CellOutcomes, ExampleBatch, SweepOptions, join_changes, run_cells
+from bnet_transformer.interventions.engine import CellOutcomes, Experiment, iter_patched_words, run_cells
 from bnet_transformer.interventions.examples import (
     DEFAULT_MEMORY,
     Examples,
-    Metric,
     describe_metric,
     get_sentence_state,
     has_difference,
@@ -51,13 +49,7 @@ from bnet_transformer.interventions.examples import (
 from bnet_transformer.interventions.gradients import HALF_BITS
 from bnet_transformer.interventions.methods import ACTIVATIONS, EXACT, EXACT_HINT, Gradient, resolve_method
 from bnet_transformer.interventions.parse_cells import build_structure, parse_cells
-from bnet_transformer.interventions.patched_run import (
-    estimate_bytes,
-    find_changed_positions,
-    find_needed_positions,
-    is_wordwise,
-)
-from bnet_transformer.interventions.routing import find_relevant_cells, iter_patched_words
+from bnet_transformer.interventions.patched_run import find_changed_positions, is_wordwise
 from bnet_transformer.interventions.sweep_results import CellResult, EstimateCalibration, Mediation, Sweep
 from bnet_transformer.reference import GroundModel, locate_node
 
@@ -68,31 +60,30 @@ from bnet_transformer.reference import GroundModel, locate_node
 R = TypeVar("R")
 
 
-def plan_cells(batches: Sequence[ExampleBatch], cells: PatchCells, run: Callable[[], R]) -> Plan[R]:
-    """The plan of the cells, which is the same in all batches.
+def plan_cells(experiment: Experiment, run: Callable[[], R]) -> Plan[R]:
+    """The plan of the cells.
 
     If some cells run one at a time, `parts` contains a plan for the cells that share a run, and one for each obstacle.
     """
-    first, cell_ids, parts = batches[0], cells.cell_ids, list[Plan[R]]()
-    shared_ids = cell_ids[~np.isin(cell_ids, list(first.obstacles))]
-    states, gradient = len(first.choices.states), first.options.gradient
-    num_runs = sum(len(batch.base) for batch in batches) * states
+    cells, gradient, obstacles = experiment.cells, experiment.gradient, experiment.obstacles
+    shared_ids, num_runs = cells.cell_ids[~np.isin(cells.cell_ids, list(obstacles))], len(experiment.base_rows)
 
     def make_plan(count: int, algorithm: str, reason: str, **options: Any) -> Plan[R]:
         question = f"sweep of {count:,} cell{'s' if count != 1 else ''}"
-        return Plan(question, algorithm, reason, run, states=states, **options)
+        return Plan(question, algorithm, reason, run, states=len(experiment.choices.states), **options)
 
-    if len(shared_ids) or not first.obstacles:  # also for no cells
+    parts = list[Plan[R]]()
+    if len(shared_ids) or not obstacles:  # also for no cells
         reason = "all cells share one run, and only the values that a cell changes are computed again"
-        options: dict[str, Any] = {"count_flops": partial(_count_flops, first, cells, shared_ids, num_runs)}
+        options: dict[str, Any] = {"count_flops": partial(_count_flops, experiment, shared_ids)}
         if gradient is not None:
             steps = gradient.steps
-            runs = f"{steps} interpolated runs" if steps else f"the {first.options.side_names[1]} run"
+            runs = f"{steps} interpolated runs" if steps else f"the {experiment.side_names[1]} run"
             reason, options = f"the gradient at {runs} estimates the effect of every cell", {}
         parts.append(make_plan(len(shared_ids), "compiled", reason, is_exact=gradient is None, **options))
-    shapes, needed = first.base.model.ground.shapes, first.needed.ancestor_words
-    num_nodes = sum(int(words.sum()) * math.prod(shapes[i]) // len(words) for i, words in needed.items())
-    for obstacle, count in Counter(first.obstacles.values()).items():
+    shapes, ancestors = experiment.base.model.ground.shapes, experiment.needed.ancestor_words
+    num_nodes = sum(int(words.sum()) * math.prod(shapes[i]) // len(words) for i, words in ancestors.items())
+    for obstacle, count in Counter(obstacles.values()).items():
         reason = f"each cell has a separate run; {format_fault('a shared run', obstacle)}"
         evaluations = count * num_runs * num_nodes
         parts.append(make_plan(count, "sequential", reason, node=obstacle.node, evaluations=evaluations))
@@ -101,15 +92,15 @@ def plan_cells(batches: Sequence[ExampleBatch], cells: PatchCells, run: Callable
     reason = "some cells require separate runs, for the reasons below"
     options = {"evaluations": sum(part.evaluations for part in parts), "node": parts[-1].node, "parts": tuple(parts)}
     options |= {"count_flops": parts[0].count_flops, "is_exact": gradient is None}
-    return make_plan(len(cell_ids), "sequential", reason, **options).with_warning()
+    return make_plan(len(cells.cell_ids), "sequential", reason, **options).with_warning()
 
 
-def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num_runs: int) -> int | None:
+def _count_flops(experiment: Experiment, cell_ids: IntArray) -> int | None:
     """FLOPs of the matrix products of the runs and of the changes of cells; None if a TPM does not define them."""
-    model, needed = batch.base.model, batch.needed
+    model, needed = experiment.base_rows.model, experiment.needed
     network, ground = model.network, model.ground
     requested = {group.name: group.index for group in map(ground.group_of, needed.outcome_nodes)}
-    if batch.base.module.find_requirements(PlanRequest(tuple(requested.values()))).fault is not None:
+    if experiment.base.module.find_requirements(PlanRequest(tuple(requested.values()))).fault is not None:
         return None
     flops, slices = Counter[str](), Counter[str]()
     for row in cost(network, dict(ground.word_counts) or None, want=sorted(requested)).rows:
@@ -118,7 +109,7 @@ def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num
         flops[row.template] += row.flops
         slices[row.template] += row.slices
     fractions = dict.fromkeys(needed.ancestor_words, 2.0)  # how many times a group is computed; 2 for the base runs
-    for chunk, set_words in iter_patched_words(model, needed, cells):
+    for chunk, set_words in iter_patched_words(model, needed, experiment.cells):
         inside = np.isin(chunk, cell_ids)
         for index, (_, changed) in find_changed_positions(model, needed, set_words, len(chunk)).items():
             table = changed[inside]
@@ -126,69 +117,21 @@ def _count_flops(batch: ExampleBatch, cells: PatchCells, cell_ids: IntArray, num
                 table = np.any(table, axis=-1, keepdims=True)
             fractions[index] += float(table.mean(-1).sum())
     stems = {index: network.graph.groups[index].stem for index in fractions}
-    return round(num_runs * sum(n * flops[stems[i]] / (slices[stems[i]] or 1) for i, n in fractions.items()))
+    total = sum(n * flops[stems[i]] / (slices[stems[i]] or 1) for i, n in fractions.items())
+    return round(len(experiment.base_rows) * total)
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The validated arguments of a sweep: cells, metric, and the batches of examples that fit in memory.
+# The arguments of a sweep: one experiment for each length of sentences.
+#
+# Sentences of unequal lengths have the same cells, such as the heads of `over=("slice", "head")`, each at all of its
+# words.
 
 
 DIRECTIONS = ("denoise", "noise")
 
 
-@dataclass(frozen=True)
-class SweepRequest:
-    """A sweep whose arguments are valid.
-
-    Args:
-        source: The sentences that provide the values; None for an ablation.
-        base: The sentences that are patched.
-        alignment: The word of the source from which each word of the base takes its values.
-        cells: The cells.
-        metric: The metric, of nodes of the base.
-        options: How cells are computed.
-        ablation: The values of an intervention without a source.
-        change: The change of the values of nodes, whose constants are the values of the source or of `ablation`.
-    """
-
-    source: Examples | None
-    base: Examples
-    alignment: WordAlignment
-    cells: PatchCells
-    metric: Metric
-    options: SweepOptions
-    ablation: Ablation | None = field(default=None, repr=False)
-    change: Change | None = field(default=None, repr=False)
-
-    def build_batches(self) -> list[ExampleBatch]:
-        """The batches of examples whose runs fit in half of the memory."""
-        memory, nodes, size = self.options.memory, self.metric.nodes, 1
-        if len(self.base) > 1:
-            needed = find_needed_positions(self.base.model, nodes)
-            size = max(1, memory // (2 * estimate_bytes(self.base.model, needed)[1]))
-        fits = size >= len(self.base)
-        bases = list(self.base.split(size))
-        sources = [None] * len(bases) if self.source is None else self.source.split(size)
-        shared = self.alignment, self.cells, nodes, self.options, self.ablation, self.change
-        return [
-            ExampleBatch(source, base, *shared, k * size, should_cache=fits)
-            for k, (source, base) in enumerate(zip(sources, bases, strict=True))
-        ]
-
-    def choose_cells(self, effects: Tensor) -> SweepRequest:
-        """The exact sweep of `check` cells: those with the largest estimates, `[cell, example]`, and random others."""
-        cell_ids, gradient = self.cells.cell_ids, self.options.gradient
-        assert gradient is not None
-        count = min(gradient.check, len(cell_ids))
-        sizes = effects[torch.from_numpy(cell_ids)].mean(-1).abs().numpy()
-        largest = cell_ids[np.argsort(-sizes, kind="stable")[: count // 2]]
-        remaining = np.setdiff1d(cell_ids, largest)
-        sampled = np.random.default_rng(gradient.seed).choice(remaining, count - len(largest), replace=False)
-        chosen = np.sort(np.concatenate([largest, sampled]))
-        return replace(self, cells=self.cells.select(chosen), options=replace(self.options, gradient=None))
-
-
-def parse_request(
+def parse_experiment(
     clean: object,
     corrupt: object,
     *,
@@ -199,13 +142,12 @@ def parse_request(
     words: object,
     memory: int,
     method: object = EXACT,
-) -> SweepRequest:
-    """Validate the arguments of a sweep."""
+    numbers: Sequence[int] = (),
+) -> Experiment:
+    """Validate the arguments of a sweep of sentences of one length."""
     check_choice("direction", direction, DIRECTIONS)
-    gradient, is_noise = resolve_method(method), direction == "noise"
-    options = SweepOptions(check_int("memory", memory), gradient, is_noise)
-    source, base, intervention = _parse_sides(clean, corrupt, options, has_alignment=words is not None)
-    change = as_change(intervention)
+    gradient, is_noise, memory = resolve_method(method), direction == "noise", check_int("memory", memory)
+    source, base, intervention = _parse_sides(clean, corrupt, is_noise=is_noise, has_alignment=words is not None)
     alignment = parse_words(base.model, base.model if source is None else source.model, words)
     parsed_metric = parse_metric(base, metric)
 
@@ -213,66 +155,70 @@ def parse_request(
         return build_structure(base, source, parsed_metric.nodes)
 
     cells = parse_cells(base, at, over, find_edges, is_real=gradient is not None)
-    cells = replace(cells, special=flag_special_positions(cells.positions, base))
     if source is not None and alignment.is_identity and not has_difference(source, base):
         actual = "clean and corrupt sentences with the same values at every cell"
         raise BNetError("corrupt", expected="a pair that differs", actual=actual)
     if gradient is not None:
         _check_gradient(gradient, base, cells)
-    if intervention is not None and any(sites.is_attention for sites in cells.sites):
+    has_rows = any(sites.is_attention for sites in cells.sites)
+    if intervention is not None and has_rows:
         hint = "Pass sentences on both sides, or names of nodes"
         raise BNetError("at", expected="nodes, for what values become", actual=cells.at, hint=hint)
+    ablation, change = None, as_change(intervention)
     if source is None:
-        ablation = _build_ablation(intervention, clean if is_noise else corrupt, base, cells, options)
+        ablation = Ablation(intervention, base.model, memory, cells.get_patched_nodes(base.model))
         if words is not None or (gradient is not None and gradient.steps):
-            name = "steps" if words is None else "words"
-            raise BNetError(
-                name, expected="sentences on both sides", actual="an ablation or a change, which has no other run"
-            )
-        return SweepRequest(None, base, alignment, cells, parsed_metric, options, ablation, change)
-    if not alignment.is_identity and any(sites.is_attention for sites in cells.sites):
+            expected, actual = "sentences on both sides", "an ablation or a change, which has no other run"
+            raise BNetError("steps" if words is None else "words", expected=expected, actual=actual)
+    elif not alignment.is_identity and has_rows:
         expected = "nodes, arrows or paths, because words= does not align the entries of rows of attention"
         raise BNetError("at", expected=expected, actual=at)
-    if words is not None and cells.edges is not None:
+    elif words is not None and cells.edges is not None:
         expected = "None, because an edge sets all words of its reader"
         raise BNetError("words", expected=expected, actual=words)
-    cells = alignment.drop_unaligned(cells)
-    if alignment.is_identity:
+    else:
+        cells = alignment.drop_unaligned(cells)
+        if change is not None:
+            for node in {*cells.get_patched_nodes(base.model), *(path.nodes[0] for path in cells.paths)}:
+                change.check(base.model.ground.name(node), locate_node(base.model, node)[0])
+    cells = replace(cells, special=flag_special_positions(cells.positions, base))
+    if source is not None and alignment.is_identity:
         runs = (base, source) if is_noise else (source, base)
         cells = replace(cells, aligned=align_labels(cells.positions, *runs))
-    if change is not None:
-        _check_change(change, base, cells)
-    return SweepRequest(source, base, alignment, cells, parsed_metric, options, change=change)
+    return Experiment(
+        source,
+        base,
+        alignment,
+        cells,
+        parsed_metric,
+        memory,
+        gradient,
+        is_noise,
+        ablation,
+        change,
+        numbers or range(len(base)),
+    )
 
 
 def _parse_sides(
-    clean: object, corrupt: object, options: SweepOptions, *, has_alignment: bool
+    clean: object, corrupt: object, *, is_noise: bool, has_alignment: bool
 ) -> tuple[Examples | None, Examples, object]:
     """The sentences that provide the values (None without them), those that are patched, and the intervention.
 
     The intervention is None for the values of sentences.
     """
     sides = {"clean": clean, "corrupt": corrupt}
-    source_name, base_name = options.side_names
+    source_name, base_name = ("corrupt", "clean") if is_noise else ("clean", "corrupt")
     if is_intervention(sides[base_name]):
-        other = "denoise" if options.is_noise else "noise"
-        hint = f"To change the {source_name} sentences use direction={other!r}"
+        hint = f"To change the {source_name} sentences use direction={'denoise' if is_noise else 'noise'!r}"
         raise BNetError(base_name, expected="sentences, which are patched", actual=sides[base_name], hint=hint)
     intervention = sides[source_name] if is_intervention(sides[source_name]) else None
     if intervention is not None and not isinstance(intervention, Swap):
         return None, parse_examples(base_name, sides[base_name]), intervention
     if isinstance(intervention, Swap):
         sides[source_name] = intervention.target
-    clean_examples, corrupt_examples = parse_example_pair(*sides.values(), has_alignment=has_alignment)
-    pair = (corrupt_examples, clean_examples) if options.is_noise else (clean_examples, corrupt_examples)
-    return *pair, intervention
-
-
-def _check_change(change: Change, base: Examples, cells: PatchCells) -> None:
-    """Raise an error for a node for which a change is not defined."""
-    ground, firsts = base.model.ground, {path.nodes[0] for path in cells.paths}
-    for node in {*cells.get_patched_nodes(base.model), *firsts}:
-        change.check(ground.name(node), locate_node(base.model, node)[0])
+    pair = parse_example_pair(*sides.values(), has_alignment=has_alignment)
+    return (*(pair[::-1] if is_noise else pair), intervention)
 
 
 def _check_gradient(gradient: Gradient, base: Examples, cells: PatchCells) -> None:
@@ -281,39 +227,15 @@ def _check_gradient(gradient: Gradient, base: Examples, cells: PatchCells) -> No
     groups = {sites.group for sites in cells.sites} | {base.model.ground.group_of(node).index for node in nodes}
     for index in sorted(groups):
         if is_index_valued(specs[index]):
-            expected = "nodes with real values, for method=bt.Gradient()"
-            raise BNetError(
-                f"at {specs[index].group.name}", expected=expected, actual="discrete nodes", hint=EXACT_HINT
-            )
+            subject, expected = f"at {specs[index].group.name}", "nodes with real values, for method=bt.Gradient()"
+            raise BNetError(subject, expected=expected, actual="discrete nodes", hint=EXACT_HINT)
     if gradient.rule == ACTIVATIONS and (cells.edges is None or groups):
         raise BNetError("rule", expected='"activations" only for at="edges", whose writers it sets', actual=cells.at)
 
 
-def _build_ablation(
-    intervention: Any, sentences: object, base: Examples, cells: PatchCells, options: SweepOptions
-) -> Ablation:
-    """The values of an intervention on these sentences."""
-    items = list(sentences) if isinstance(sentences, list | tuple) else [sentences]
-    return Ablation(intervention, base.model, options.memory, cells.get_patched_nodes(base.model), items)
-
-
-# --------------------------------------------------------------------------------------------------------------------
-# Sweeps of sentences of unequal lengths: one sweep for each length, if words play no part in the cells and the metric.
-#
-# The cells of all lengths must be the same, such as the heads of `over=("slice", "head")`, each at all of its words.
-
-
-@dataclass(frozen=True)
-class LengthPart:
-    """The examples of one length: their numbers, and the sweep of these examples."""
-
-    examples: tuple[int, ...]
-    request: SweepRequest
-
-
-def parse_requests(
+def parse_experiments(
     clean: object, corrupt: object, *, metric: object, words: object, **options: Any
-) -> list[LengthPart]:
+) -> list[Experiment]:
     """Validate the arguments of a sweep, for the examples of each length.
 
     Raises:
@@ -321,25 +243,23 @@ def parse_requests(
     """
     parts = split_by_length(clean, corrupt) if words is None else []
     if len(parts) < 2:
-        request = parse_request(clean, corrupt, metric=metric, words=words, **options)
-        return [LengthPart(tuple(range(len(request.base))), request)]
+        return [parse_experiment(clean, corrupt, metric=metric, words=words, **options)]
     states = [get_sentence_state(side[0]) for side in (clean, corrupt) if isinstance(side, list | tuple)]
     assert states[0] is not None
     metrics = split_metric(states[0].model, metric, parts, has_words=False)
-    result = []
+    experiments = list[Experiment]()
     for numbers, part_metric in zip(parts, metrics, strict=True):
         sides = [[s[k] for k in numbers] if isinstance(s, list | tuple) else s for s in (clean, corrupt)]
-        request = parse_request(*sides, metric=part_metric, words=None, **options)
-        _check_cells(request.base.model, request.cells)
-        result.append(LengthPart(numbers, request))
-    first = result[0].request.cells
-    for part in result[1:]:
-        cells = part.request.cells
+        experiment = parse_experiment(*sides, metric=part_metric, words=None, numbers=numbers, **options)
+        _check_cells(experiment.base.model, experiment.cells)
+        experiments.append(experiment)
+    first, *others = (experiment.cells for experiment in experiments)
+    for cells in others:
         if (cells.axes, cells.positions, cells.names) != (first.axes, first.positions, first.names):
             only = next(iter({*cells.names.values()} ^ {*first.names.values()}), "")
             expected = "the same cells in sentences of all lengths"
             raise BNetError("at", expected=expected, actual=f"{only}, which only sentences of one length have")
-    return result
+    return experiments
 
 
 def _check_cells(model: GroundModel, cells: PatchCells) -> None:
@@ -364,12 +284,6 @@ def _check_cells(model: GroundModel, cells: PatchCells) -> None:
             actual = cells.names[path.cell] if parsed is not None and parsed[0].word_stack is not None else actual
     if actual:
         raise BNetError("at", expected=expected, actual=actual, hint=hint)
-
-
-def join_examples(parts: Sequence[LengthPart], tables: Sequence[Tensor]) -> Tensor:
-    """Join tables of the examples of each length, `[*axes, example]`, in the order of all examples."""
-    order = torch.tensor([k for part in parts for k in part.examples])
-    return torch.cat(list(tables), -1)[..., order.argsort()]
 
 
 ROUNDING_STEPS = 4  # effects below this number of rounding steps of the metric are rounding errors
@@ -453,55 +367,65 @@ def sweep(
     """
     check_choice("progress", progress, (True, False, None))
     options: dict[str, Any] = {"direction": direction, "words": words, "memory": memory, "method": method}
-    parts = parse_requests(clean, corrupt, at=at, metric=metric, over=over, **options)
-    longest = max(parts, key=lambda part: len(part.request.base.model.ground))
-    plan = _plan_part(longest, progress)
+    experiments = parse_experiments(clean, corrupt, at=at, metric=metric, over=over, **options)
 
     @enable_gradients()
     def compute() -> Sweep:
-        results = [(plan if part is longest else _plan_part(part, progress)).run() for part in parts]
-        result = _join_parts(parts, results)
-        effects = result.values - result.base
-        request, silent = parts[0].request, _find_silent_cells(parts, result.changes)
-        gradient, is_noise = request.options.gradient, request.options.is_noise
-        notes = *_explain_zeros(request, result), *_describe_named_cells(parts, silent)
-        clean_run, corrupt_run = (result.base, result.source) if is_noise else (result.source, result.base)
-        calibration = None if gradient is None or not gradient.check else _calibrate(parts, effects, progress)
+        first, result = experiments[0], _run_experiments(experiments, progress)
+        silent = _find_silent_cells(first, result)
+        runs = (result.base, result.source) if first.is_noise else (result.source, result.base)
+        has_check = first.gradient is not None and first.gradient.check
         return Sweep(
-            **request.cells.to_result_fields(),
-            clean=clean_run,
-            corrupt=corrupt_run,
+            **first.cells.to_result_fields(),
+            clean=runs[0],
+            corrupt=runs[1],
             outcomes=result.values,
             direction=direction,
             metric=describe_metric(metric),
-            digests=_digest_sentences(parts),
-            method=gradient or EXACT,
-            calibration=calibration,
-            notes=notes,
-            silent=tuple(request.cells.names[cell] for cell in silent),
+            digests=_digest_sentences(experiments),
+            method=first.gradient or EXACT,
+            calibration=_calibrate(experiments, result.values - result.base, progress) if has_check else None,
+            notes=(*_explain_zeros(first, result), *_describe_named_cells(experiments, silent)),
+            silent=tuple(first.cells.names[cell] for cell in silent),
         )
 
-    return plan.with_run(compute)
+    return plan_cells(max(experiments, key=lambda experiment: len(experiment.base.model.ground)), compute)
 
 
-def _find_silent_cells(parts: Sequence[LengthPart], changes: FloatArray) -> list[int]:
+def _run_experiments(experiments: Sequence[Experiment], progress: bool | None) -> CellOutcomes:
+    """The outcomes of the cells, with the examples of all lengths in their order."""
+    compute = run_cells if experiments[0].gradient is None else estimate_cells
+    results = [compute(experiment, progress) for experiment in experiments]
+    if len(results) == 1:
+        return results[0]
+    order = torch.tensor([k for experiment in experiments for k in experiment.numbers]).argsort()
+
+    def join(name: str) -> Any:
+        tables = [getattr(result, name) for result in results]
+        return None if None in tables else torch.cat(tables, -1)[..., order]
+
+    changes = np.maximum.reduce([result.changes for result in results])
+    return CellOutcomes(*map(join, ("values", "source", "base", "is_stationary")), changes)  # type: ignore[call-arg]
+
+
+def _find_silent_cells(experiment: Experiment, result: CellOutcomes) -> list[int]:
     """The cells that change no value by more than its rounding error, in any example.
 
     In half precision the rounding error of a value may be as large as its change, so that only equal values count.
     """
-    request = parts[0].request
-    precision = torch.finfo(request.base.model.network.dtype)
+    precision = torch.finfo(experiment.base.model.network.dtype)
     bound = ROUNDING_STEPS * precision.eps if precision.bits > HALF_BITS else 0.0
-    return [cell for cell in request.cells.names if changes[cell] <= bound]
+    return [cell for cell in experiment.cells.names if result.changes[cell] <= bound]
 
 
-def _describe_named_cells(parts: Sequence[LengthPart], silent: Sequence[int]) -> list[str]:
+def _describe_named_cells(experiments: Sequence[Experiment], silent: Sequence[int]) -> list[str]:
     """The notes on cells of names and patterns that have no effect by construction."""
-    names, relevant = parts[0].request.cells.names, set[int]()
-    named = parts[0].request.cells.named & names.keys()
-    for request in (part.request for part in parts) if named else ():
-        needed = find_needed_positions(request.base.model, request.metric.nodes)
-        relevant |= find_relevant_cells(request.base.model, needed, request.cells)
+    names, relevant = experiments[0].cells.names, set[int]()
+    named = experiments[0].cells.named & names.keys()
+    for item in experiments if named else ():  # the cells that set a node on which the metric depends
+        for cell_ids, set_words in iter_patched_words(item.base_rows.model, item.needed, item.cells):
+            for index, table in set_words.items():
+                relevant.update(cell_ids[np.any(table & item.needed.ancestor_words[index], axis=-1)].tolist())
     notes = {"no value changes in": named.intersection(silent), "the metric depends on no node of": named - relevant}
     texts = []
     for note, cells in notes.items():
@@ -511,15 +435,15 @@ def _describe_named_cells(parts: Sequence[LengthPart], silent: Sequence[int]) ->
     return texts
 
 
-def _explain_zeros(request: SweepRequest, result: CellOutcomes) -> tuple[str, ...]:
+def _explain_zeros(experiment: Experiment, result: CellOutcomes) -> list[str]:
     """The notes on effects and gradients of zero; an error if they contradict the difference of the two runs."""
-    options, gradient, stationary = request.options, request.options.gradient, int(result.is_stationary.sum())
+    gradient, stationary = experiment.gradient, int(result.is_stationary.sum())
     has_difference = result.source is None or not torch.equal(result.source, result.base)
     if gradient is not None and stationary == len(result.base) and has_difference:
-        runs = "every interpolated run" if gradient.steps else f"the {options.side_names[1]} run"
+        runs = "every interpolated run" if gradient.steps else f"the {experiment.side_names[1]} run"
         expected = f"a metric whose gradient is not zero at {runs}, for method=bt.Gradient()"
         actual = "a gradient of zero, as of a divergence at its minimum or of a metric that is piecewise constant"
-        has_more_steps = gradient.steps < ADVISED_STEPS and request.source is not None
+        has_more_steps = gradient.steps < ADVISED_STEPS and experiment.source is not None
         advice = f"bt.Gradient(steps={ADVISED_STEPS}), " if has_more_steps else ""
         hint = f'Use {advice}the log probability of a state as the metric, or method="exact"'
         raise BNetError("metric", expected=expected, actual=actual, hint=hint)
@@ -528,61 +452,42 @@ def _explain_zeros(request: SweepRequest, result: CellOutcomes) -> tuple[str, ..
         notes.append(f"the gradient of the metric is zero in {stationary} of {len(result.base)} examples")
     # Sums are accumulated in float32 or better, so that a run repeats its metric to a few steps of that type. A larger
     # bound, or an absolute one, would hide effects on a small metric or in half precision.
-    precision = torch.finfo(torch.promote_types(request.base.model.network.dtype, torch.float32))
+    precision = torch.finfo(torch.promote_types(experiment.base.model.network.dtype, torch.float32))
     is_unchanged = torch.isclose(result.values, result.base, rtol=ROUNDING_STEPS * precision.eps, atol=0)
     if bool((is_unchanged | result.values.isnan()).all()):  # NaN: no cell
         order = ", to first order" if gradient is not None else ""
         notes.append(f"no cell changes the metric by more than its rounding error{order}")
-    return tuple(notes)
+    return notes
 
 
-def _digest_sentences(parts: Sequence[LengthPart]) -> tuple[str, ...]:
+def _digest_sentences(experiments: Sequence[Experiment]) -> tuple[str, ...]:
     """The digests of the pairs, clean first, or of the patched sentences if an ablation provides the values."""
     digests: dict[int, str] = {}
-    for part in parts:
-        request = part.request
-        is_base = request.options.is_noise or request.source is None
-        clean, corrupt = (request.base, request.source) if is_base else (request.source, request.base)
-        assert clean is not None
-        digests |= dict(zip(part.examples, clean.digest_pairs(corrupt), strict=True))
+    for item in experiments:
+        first, other = item.base, item.source
+        if other is not None and not item.is_noise:
+            first, other = other, first
+        digests |= dict(zip(item.numbers, first.digest_pairs(other), strict=True))
     return tuple(digests[k] for k in sorted(digests))
 
 
-def _plan_part(part: LengthPart, progress: bool | None) -> Plan[CellOutcomes]:
-    """The plan of the outcomes of the cells, and of the source and the base run, of the examples of one length."""
-    request = part.request
-    batches, compute = request.build_batches(), run_cells if request.options.gradient is None else estimate_cells
+def _calibrate(experiments: Sequence[Experiment], effects: Tensor, progress: bool | None) -> EstimateCalibration:
+    """Run `check` cells, and compare with the estimated effects, `[*axes, example]`.
 
-    def run() -> CellOutcomes:
-        outcomes = compute(batches, request.metric, request.cells, progress)
-        for batch in batches:
-            batch.release_base_runs()
-        return outcomes
-
-    return plan_cells(batches, request.cells, run)
-
-
-def _join_parts(parts: Sequence[LengthPart], results: Sequence[CellOutcomes]) -> CellOutcomes:
-    """The outcomes of the examples of each length, in the order of all examples."""
-    sources = [result.source for result in results if result.source is not None]
-    return CellOutcomes(
-        join_examples(parts, [result.values for result in results]),
-        join_examples(parts, sources) if len(sources) == len(parts) else None,
-        join_examples(parts, [result.base for result in results]),
-        join_examples(parts, [result.is_stationary for result in results]),
-        join_changes(results),
-    )
-
-
-def _calibrate(parts: Sequence[LengthPart], effects: Tensor, progress: bool | None) -> EstimateCalibration:
-    """Run some cells, and compare with the estimated effects, `[*axes, example]`."""
-    flat = effects.flatten(0, -2)
-    chosen = [replace(part, request=part.request.choose_cells(flat)) for part in parts]
-    result = _join_parts(chosen, [_plan_part(part, progress).run() for part in chosen])
-    cells = chosen[0].request.cells
-    cell_ids = torch.from_numpy(cells.cell_ids)
-    estimates, exact = (table.flatten(0, -2)[cell_ids] for table in (effects, result.values - result.base))
-    return EstimateCalibration(tuple(cells.names[int(cell)] for cell in cell_ids), estimates, exact)
+    They are the cells with the largest estimates, and random others.
+    """
+    cells, gradient, flat = experiments[0].cells, experiments[0].gradient, effects.flatten(0, -2)
+    assert gradient is not None
+    count = min(gradient.check, len(cells.cell_ids))
+    sizes = flat[torch.from_numpy(cells.cell_ids)].mean(-1).abs().numpy()
+    largest = cells.cell_ids[np.argsort(-sizes, kind="stable")[: count // 2]]
+    remaining = np.setdiff1d(cells.cell_ids, largest)
+    sampled = np.random.default_rng(gradient.seed).choice(remaining, count - len(largest), replace=False)
+    chosen = np.sort(np.concatenate([largest, sampled]))
+    exact = [replace(item, cells=item.cells.select(chosen), gradient=None) for item in experiments]
+    result = _run_experiments(exact, progress)
+    exact_effects = (result.values - result.base).flatten(0, -2)[chosen]
+    return EstimateCalibration(tuple(cells.names[int(cell)] for cell in chosen), flat[chosen], exact_effects)
 
 
 @translate_memory_errors("mediation")
