@@ -259,7 +259,7 @@ PATH_COPIES = 8  # the copies of the values of the parents of a path that its de
 def estimate_cells(experiment: Experiment, progress: bool | None) -> CellOutcomes:
     """Estimate the result of `run_cells` to first order, without running a cell."""
     cells, base_rows = experiment.cells, experiment.base_rows
-    for obstacle in experiment.obstacles.values():
+    for obstacle in filter(None, (experiment.shared_obstacle, *experiment.obstacles.values())):
         raise BNetError(f"method: cells cannot share a run, because {obstacle}", hint=f"{EXACT_HINT}, which runs each")
     get_runs = experiment.prepare_runs()
     source, base, changes = experiment.evaluate_base(get_runs())

@@ -95,7 +95,7 @@ class Experiment:
     source_rows: Examples | None = field(init=False)
     needed: NeededPositions = field(init=False)
     source_needed: NeededPositions = field(init=False)
-    has_shared_run: bool = field(init=False)  # whether a compiled run computes the metric
+    shared_obstacle: Obstacle | None = field(init=False)  # why no compiled run computes the metric
     obstacles: dict[int, Obstacle] = field(init=False)  # why cells have separate runs, by cell
     batches: list[slice] = field(init=False)  # the rows of each batch whose runs fit in half of the memory
 
@@ -111,8 +111,7 @@ class Experiment:
             if not self.alignment.is_identity or source.model.do.keys() != base.model.do.keys():
                 self.source_needed = find_needed_positions(source.model, self.source_outcome_nodes or ())
             sides.append((source, self.source_needed))
-        obstacle, self.obstacles = find_obstacles(sides, self.cells, is_exact=self.gradient is None)
-        self.has_shared_run = obstacle is None
+        self.shared_obstacle, self.obstacles = find_obstacles(sides, self.cells, is_exact=self.gradient is None)
         edges = [] if self.cells.edges is None else [("edges", self.cells.edges.cells)]
         scores = [("scores", sites.cells) for sites in self.cells.sites if sites.is_score]
         for name, cells in edges + scores if self.obstacles else ():
@@ -145,7 +144,7 @@ class Experiment:
 
     def prepare_runs(self) -> Callable[[], Iterable[Run]]:
         """A function that returns the runs of the batches; if they do not all fit in memory, it computes them again."""
-        if not self.has_shared_run:
+        if self.shared_obstacle is not None:
             return list
         if len(self.batches) > 1:
             return lambda: map(partial(Run, self), self.batches)
@@ -182,7 +181,7 @@ class Experiment:
             bases.append(run.patched.compute_base_outcomes())
             sources += run.compute_source_outcomes()
             np.maximum(changes, run.changes, out=changes)
-        if not self.has_shared_run:
+        if self.shared_obstacle is not None:
             bases = [self.sequential.compute_base()]
             if self.source_outcome_nodes is not None:
                 sources = [self.sequential.compute_source(self.source_outcome_nodes)]
