@@ -23,7 +23,7 @@ from bnet_transformer.interventions.ablation import Ablation
 from bnet_transformer.interventions.cells import PatchCells, PatchSites, WordAlignment, group_paths, is_index_valued
 from bnet_transformer.interventions.examples import EnumeratedChoices, Examples, Metric, enumerate_choices
 from bnet_transformer.interventions.linear_pass import (
-    compute_linear_pass,
+    compute_edge_patches,
     find_effective_edges,
     get_writer_values,
     spread_nodes,
