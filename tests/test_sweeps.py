@@ -63,9 +63,6 @@ def test_a_cell_of_a_mapping_sets_all_its_nodes(kind):
     for k, patterns in enumerate(cells.values()):
         expected = corrupt.do(dict.fromkeys(patterns, ablation or clean))["x_2_2"][0]
         close(result.outcomes[k, 0], expected)
-    for wrong in ({"cell": []}, {"cell": ["v -> a"]}, {"cell": "a_0"}):
-        with pytest.raises(bt.BNetError, match="at"):
-            bt.sweep(clean, corrupt, at=wrong, metric=lambda x_2_2: x_2_2[:, 0], progress=False)
 
 
 def test_the_oracle_is_do_and_the_posterior():
@@ -392,22 +389,6 @@ def test_above_the_budget_of_states_the_error_names_do():
 # ablations and sentences that are set already
 
 
-@pytest.mark.parametrize("options", [{}, {"combine": "select"}], ids=str)
-def test_ablations_are_what_do_says(options):
-    net = make_net(observe=bt.tpm.Categorical(3), **options)
-    references, (corrupt, other) = make_examples(net, 2)
-    references = [s.do(c=1) for s in references] if options else references
-    corrupt, other = (s.do(c=1) if options else s for s in (corrupt, other))
-    for clean in (Zero(), Mean(), Mean(references), Noise(0.3), Noise(0.3, seed=2)):
-        result = bt.sweep(clean, [corrupt, other], at="q", metric={"y_2": 1})
-        assert result.clean is None and len(result.names) == result.outcomes[..., 0].numel()
-        for index, name in result.names.items():
-            for k, s in enumerate((corrupt, other)):
-                close(result.outcomes[index][k], s.do({name: clean}).tpm("y_2").logits[1])
-    with pytest.raises(bt.BNetError):
-        bt.sweep(Attend([1.0, 0, 0]), corrupt, at="q", metric={"y_2": 1})
-
-
 def test_a_mean_over_sentences_is_that_of_their_values_one_by_one():
     """Sentences of other lengths, set or observed, of another net: compared with means computed by hand; all heads of a
     word together, and in parts where memory is short."""
@@ -489,21 +470,6 @@ def test_entries_of_rows_with_other_nodes_set():
     check(result, oracle, {(*at, 1): set_rows([expected[at][0]], [1]) for at in choose(expected, 1, "read")})
 
 
-def test_examples_in_which_other_nodes_are_set_are_refused():
-    clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
-    with pytest.raises(bt.BNetError, match=r"corrupt\[1\].*Set the same nodes"):
-        bt.sweep([clean, clean], [corrupt, corrupt.do(a_0=Zero())], at="x", metric={"y_2": 1})
-
-
-def test_a_treatment_is_a_clean_sentence():
-    corrupt = make_sentences(make_net())[1]
-    clean = corrupt.do(x_0_1=torch.ones(4, dtype=D))
-    result = bt.sweep(clean, corrupt, at="x", metric=make_metric(["x_2_2"]))
-    close(result.outcomes[0, 1], result.clean)
-    for i in (0, 2):
-        assert torch.equal(result.outcomes[0, i], result.corrupt)
-
-
 # cells that lead nowhere, and identities
 
 
@@ -520,15 +486,12 @@ def test_a_later_word_of_a_causal_net_moves_nothing():
 
 
 def test_no_difference_has_no_effect():
-    """Cells whose values are the same in both runs; a pair without any difference is an error."""
+    """Cells whose values are the same in both runs."""
     clean, corrupt = make_sentences(make_net(observe=bt.tpm.Categorical(3)))
     for at in ("W_v", "W_q -> q"):
         result = bt.sweep(clean, corrupt, at=at, metric=make_metric(["y_0", "y_2"]))
         present = ~result.outcomes.isnan()
         close(result.outcomes[present], result.corrupt.expand(result.outcomes.shape)[present])
-    for sweep in (bt.sweep, bt.mediation):
-        with pytest.raises(bt.BNetError, match="corrupt: expected a pair that differs"):
-            sweep(corrupt, corrupt, metric=make_metric(["y_0", "y_2"]))
 
 
 @pytest.mark.parametrize("states", [2, 5])  # 5 cells over 2 words: as many rows as states

@@ -9,16 +9,7 @@ import bnet_transformer as bt
 from bnet_transformer import reference
 from bnet_transformer.interventions import Mean, Noise, Scale, Swap, Zero, engine
 from tests.cases import get_case
-from tests.sweep_oracle import (
-    D,
-    Oracle,
-    forbid_shared_runs,
-    get_cells,
-    get_outputs,
-    get_refusal,
-    make_metric,
-    rotate_words,
-)
+from tests.sweep_oracle import D, Oracle, forbid_shared_runs, get_cells, get_outputs, make_metric, rotate_words
 from tests.test_sweeps import REFUSED, check, close, make_examples, make_net, make_sentences
 from tests.test_sweeps_first_order import SEQUENTIAL
 
@@ -178,23 +169,6 @@ def test_names_with_entries():
     value[2:] = clean[0]["x_0_2"][2:]
     close(moved.outcomes[0, 0], corrupt[0].do(x_0_1=value).posterior("y_2")[1].log())
     assert "3 slices x 4 entries" in repr(entries)
-
-
-def test_what_has_no_entries():
-    net = make_net(vocabulary=["cat", "dog", "cats", "the", "sat"], observe=bt.tpm.Categorical(3))
-    clean, corrupt = make_sentences(net)
-    for options, match in [
-        ({"at": "token", "over": ("word", "entry")}, "vectors"),
-        ({"at": ["token_1[0]"]}, "vectors"),
-        ({"at": ["x_1_2[4]"]}, "entries from 0 to 3; got 4"),
-        ({"at": {"cell": ["x_1_2[4]"]}}, "entries from 0 to 3"),
-        ({"at": ["x_1_2[a]"]}, "x_1_2[a]"),
-        ({"at": ["x_1_9[0]"]}, "x_1_9"),
-        ({"at": ["x_0_0[1] -> v_0_0_1"]}, "x_0_0[1]"),
-        ({"at": "j", "over": ("entry",)}, "entry"),
-        ({"at": "v -> a", "over": ("entry",)}, "entry"),
-    ]:
-        assert match in get_refusal(bt.sweep, clean, corrupt, metric={"y_2": 1}, **options), options
 
 
 def test_a_patch_has_no_value_for_each_entry(monkeypatch):

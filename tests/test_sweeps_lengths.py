@@ -148,28 +148,6 @@ def test_circuits_and_mediations_pass_the_indices_of_their_examples() -> None:
         close(through.direct_outcomes[..., k], single.direct_outcomes[..., 0])
 
 
-@pytest.mark.parametrize(
-    "options, match",
-    [
-        ({"at": "x"}, "over"),
-        ({"at": "a", "over": ("slice", "word")}, "over"),
-        ({"at": "j", "over": ("slice", "read")}, "over"),
-        ({"at": ["x_1_0"]}, "at"),
-        ({"at": {"a cell": ["a_0_*_1"]}}, "at"),
-        ({"at": ["v_0_1_0 -> a_0_1_1"]}, "at"),
-        ({"at": "a", "over": HEADS, "metric": {"y_1": "cat"}}, "y_-1"),
-        ({"at": "a", "over": HEADS, "metric": lambda y_1: y_1[:, 0]}, "y_-1"),
-        ({"at": "a", "over": HEADS, "metric": {"y_-3": "cat"}}, "y_-3"),
-        ({"at": "a", "over": HEADS, "words": {0: 0}}, "words"),
-    ],
-    ids=range(10),
-)
-def test_single_words_are_an_error(options: dict[str, Any], match: str) -> None:
-    clean, corrupt = build_pairs()
-    with pytest.raises(bt.BNetError, match=match):
-        bt.sweep(clean, corrupt, **{"metric": {"y_-1": "cat"}, **options})
-
-
 def test_pairs_must_have_equal_lengths() -> None:
     clean, corrupt = build_pairs()
     with pytest.raises(bt.BNetError, match=r"corrupt\[0\]"):

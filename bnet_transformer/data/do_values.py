@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -465,28 +466,6 @@ class Entries(Within):
         return super().apply(value, shape, constant)
 
 
-@dataclass(frozen=True)
-class WithConstant(Change):
-    """A change of one node whose constant comes from another run.
-
-    Args:
-        change: The change.
-        constant: The constant, `[*shape]`.
-    """
-
-    change: Change
-    constant: Tensor
-
-    def check(self, name: str, spec: NodeSpec) -> None:
-        self.change.check(name, spec)
-
-    def get_constant(self, name: str, value: Tensor) -> Tensor:
-        return self.constant
-
-    def apply(self, value: Tensor, shape: tuple[int, ...], constant: Tensor | None) -> Tensor:
-        return self.change.apply(value, shape, constant)
-
-
 ORTHONORMAL_TOLERANCE = 1e-4  # above the rounding errors of a basis that was computed in single precision
 
 
@@ -563,6 +542,7 @@ def resolve_relative(
     model: GroundModel,
     values: Mapping[int, object],
     evaluate: Callable[[Mapping[int, Tensor]], Callable[[int], Tensor]],
+    constants: Mapping[int, Tensor] = MappingProxyType({}),
 ) -> dict[int, Tensor]:
     """The values that relative values set: first those of `Mean()`, then changes, those of ancestors first.
 
@@ -570,6 +550,7 @@ def resolve_relative(
         model: The ground model of the sentence.
         values: The relative value of each node, by ground id.
         evaluate: From the values that are resolved so far to a function from a node to its value, `[*shape]`.
+        constants: The constants of changes that come from another run, `[*shape]`, by node.
 
     Returns:
         The value of each node, `[*shape]`.
@@ -588,7 +569,8 @@ def resolve_relative(
             name, spec, change = model.ground.name(node), model.spec(node), changes[node]
             change.check(name, spec)
             value = get_current_value(model, node, get_value)
-            resolved[node] = change.apply(value, spec.shape, change.get_constant(name, value))
+            constant = constants[node] if node in constants else change.get_constant(name, value)
+            resolved[node] = change.apply(value, spec.shape, constant)
         result |= resolved
     return result
 

@@ -211,10 +211,6 @@ class PatchCells:
         names = dict(zip(positions, self.names.values(), strict=True))
         return CellGrid(self.at, self.axes, self.labels, self.positions, names)
 
-    def to_result_fields(self) -> dict[str, Any]:
-        """The fields of `CellResult` that describe the cells."""
-        return {**vars(self.grid), "parts": self.parts, "aligned": self.aligned, "special": self.special}
-
     def select(self, cell_ids: IntArray) -> PatchCells:
         """Some of the cells; the other positions of the grid are then no cells."""
         chosen = set(cell_ids.tolist())
@@ -302,39 +298,29 @@ def find_merged_plates(axes: Sequence[str], node_axes: Sequence[str]) -> tuple[s
     return tuple(axis for axis in before if axis not in (SLICE, *axes))
 
 
-def merge_plates(
-    merged: Sequence[str], sizes: Mapping[str, int], position: Mapping[str, IntArray]
-) -> dict[str, IntArray]:
-    """Number the heads of nodes over the merged plates too, in row-major order.
-
-    Args:
-        merged: The plates that the axis of heads includes.
-        sizes: The size of each plate.
-        position: The index of the nodes along each axis, `[node]` each.
-
-    Returns:
-        The indices, with the number over all merged plates along the axis of heads.
-    """
-    if not merged:
-        return dict(position)
-    plates = (*merged, HEAD)
-    head = np.ravel_multi_index([position[plate] for plate in plates], [sizes[plate] for plate in plates])
-    return {**position, HEAD: head.astype(np.int64)}
-
-
 def number_cells(
-    axes: Sequence[str], grid: Sequence[Mapping[str, IntArray]], num_words: int = 0
+    model: GroundModel,
+    axes: Sequence[str],
+    grid: Sequence[Mapping[str, IntArray]],
+    merged: Sequence[str] = (),
+    num_words: int = 0,
 ) -> tuple[dict[str, tuple[int, ...]], list[IntArray]]:
     """Number the cells in row-major order of the positions along the axes.
 
     Args:
+        model: The sentence that is patched.
         axes: The axes along which cells are separate.
         grid: For each node group, the index of its nodes along each axis, `[node]` each.
+        merged: The plates over all of which heads are numbered, in row-major order.
         num_words: If given, the number of positions along the axis of the attended words.
 
     Returns:
         The positions along each axis, and for each node group the cell of each node, `[node]`.
     """
+    if merged:
+        plates, sizes = (*merged, HEAD), model.network.graph.plate_sizes
+        heads = [np.ravel_multi_index([index[p] for p in plates], [sizes[p] for p in plates]) for index in grid]
+        grid = [{**index, HEAD: head.astype(np.int64)} for index, head in zip(grid, heads, strict=True)]
     positions = {axis: tuple(np.unique(np.concatenate([index[axis] for index in grid])).tolist()) for axis in axes}
     if READ in positions and num_words:
         positions[READ] = tuple(range(num_words))
@@ -604,8 +590,7 @@ def build_role_cells(examples: Examples, at: str, over: object, *, is_strict: bo
         grid.append(position)
         patched.append((group, node, entries))
     merged = find_merged_plates(axes, node_axes)
-    numbered = [merge_plates(merged, graph.plate_sizes, position) for position in grid]
-    positions, cell_ids = number_cells(axes, numbered, words)
+    positions, cell_ids = number_cells(model, axes, grid, merged, words)
     sites: list[PatchSites] = []
     names: dict[int, str] = {}
     for (group, node, entries), position, cells in zip(patched, grid, cell_ids, strict=True):
@@ -660,12 +645,11 @@ def build_arrow_cells(examples: Examples, at: str, over: object, *, is_strict: b
         return _build_path_cells(model, at, steps)
     default = _get_arrow_axes(model, steps[0])
     axes = select_axes(over, default, default, is_strict=is_strict)
-    merged, grid = find_merged_plates(axes, default), []
+    grid = []
     for parent, child, sources, targets in steps[0]:
         read = unravel_nodes(model, parent, sources)
-        position = read | unravel_nodes(model, child, targets) | ({READ: read[WORD]} if WORD in read else {})
-        grid.append(merge_plates(merged, model.network.graph.plate_sizes, position))
-    positions, cell_ids = number_cells(axes, grid)
+        grid.append(read | unravel_nodes(model, child, targets) | ({READ: read[WORD]} if WORD in read else {}))
+    positions, cell_ids = number_cells(model, axes, grid, find_merged_plates(axes, default))
     paths: list[NodePath] = []
     names: dict[int, str] = {}
     for cells, (_, _, sources, targets) in zip(cell_ids, steps[0], strict=True):

@@ -179,7 +179,10 @@ class Experiment:
         sources, bases = list[Outcomes](), list[Outcomes]()
         for run in runs:
             bases.append(run.patched.compute_base_outcomes())
-            sources += run.compute_source_outcomes()
+            if run.source is not None and self.source_outcome_nodes is not None:  # by the ids of the nodes in the base
+                outcomes = run.source.compute_base_outcomes()
+                pairs = zip(self.metric.nodes, self.source_outcome_nodes, strict=True)
+                sources.append({node: outcomes[peer] for node, peer in pairs})
             np.maximum(changes, run.changes, out=changes)
         if self.shared_obstacle is not None:
             bases = [self.sequential.compute_base()]
@@ -429,14 +432,6 @@ class Run:
         if asked.change is not None:
             values = asked.change.apply(base, writer.spec.shape, values)
         return values - base
-
-    def compute_source_outcomes(self) -> list[Outcomes]:
-        """The outcomes of the source run, by the ids of the nodes in the base; none if it has no metric."""
-        nodes, peers = self.experiment.metric.nodes, self.experiment.source_outcome_nodes
-        if self.source is None or peers is None:
-            return []
-        outcomes = self.source.compute_base_outcomes()
-        return [{node: outcomes[peer] for node, peer in zip(nodes, peers, strict=True)}]
 
     def compute_outcomes(self, cells: IntArray) -> Outcomes:
         """The outcomes of some cells; cells without an effect are not patched."""

@@ -76,18 +76,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self.models)
 
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """A digest of the words of each sentence."""
-        special = self.special or ({},) * len(self)
-        return tuple(map(digest_words, self.tokens, special))
-
     def digest_pairs(self, partners: Examples | None) -> tuple[str, ...]:
         """A digest of the words of each sentence and of its partner; empty if the words of one are unknown."""
-        if partners is None:
-            return self.digests
-        pairs = zip(self.digests, partners.digests, strict=True)
-        return tuple(f"{one}/{other}" if one and other else "" for one, other in pairs)
+        sides = [side for side in (self, partners) if side is not None]
+        digests = [map(digest_words, side.tokens, side.special or ({},) * len(side)) for side in sides]
+        return tuple("/".join(pair) if all(pair) else "" for pair in zip(*digests, strict=True))
 
     def find_obstacle(self, groups: Collection[int]) -> Obstacle | None:
         """The obstacle to computing the values, or distributions, of groups in one compiled run; None if it can."""

@@ -204,11 +204,6 @@ class SparseUpdate:
         index = torch.where(row_ids >= 0, row_ids + base.shape[axis], base_words)
         return torch.cat(tables, axis).index_select(axis, index.to(base.device))
 
-    @property
-    def _cell_layout(self) -> TensorLayout:
-        """The layout with cells as its first dim."""
-        return TensorLayout((CELL_AXIS,), self.base.layout.plates)
-
     def build_row_state(self, spec: NodeSpec, rows: RowIndex) -> ExecutionState:
         """A state in which the rows are the words of the group's stack."""
         stack = spec.group.word_stack
@@ -225,7 +220,8 @@ class SparseUpdate:
         values = {
             parent: self._gather_all_words(parent, cells) for parent in get_parent_groups(self.base.network, spec)
         }
-        return replace(self.base, layout=self._cell_layout, values=values, mask_cache={}, attention_weights={}), cells
+        layout = TensorLayout((CELL_AXIS,), self.base.layout.plates)
+        return replace(self.base, layout=layout, values=values, mask_cache={}, attention_weights={}), cells
 
     def _gather_all_words(self, group: int, cells: Tensor) -> Tensor:
         """The values of all words of a group in some cells: `[cell or 1, N, *plates, word, *shape]`."""
@@ -240,7 +236,7 @@ class SparseUpdate:
 
     def _select_rows(self, value: Tensor, rows: RowIndex, cells: Tensor, event_shape: tuple[int, ...]) -> Tensor:
         """Select rows of values `[cell, example, *plates, word, *shape]`: `[example, *plates, row, *shape]`."""
-        value = self._cell_layout.pad_dims(value, len(event_shape))
+        value = TensorLayout((CELL_AXIS,), self.base.layout.plates).pad_dims(value, len(event_shape))
         axis = self.base.layout.word_dim
         cell = torch.searchsorted(cells, rows.cells) if value.shape[0] > 1 else torch.zeros_like(rows.cells)
         word = rows.words if value.shape[axis + 1] > 1 else torch.zeros_like(rows.words)
@@ -336,17 +332,10 @@ def find_needed_positions(model: GroundModel, outcome_nodes: Iterable[int]) -> N
     marks = mark_nodes(ground, outcome_nodes)
     for index, reached in find_reachable(ground, marks, up=True).items():
         marks[index] = np.asarray(marks[index] | reached) if index in marks else reached
-    needed_words = {index: np.any(_reshape_by_word(model, index, mark), axis=0) for index, mark in marks.items()}
-    intervened = {
-        index: np.all(_reshape_by_word(model, index, mark), axis=0)
-        for index, mark in mark_nodes(ground, model.do).items()
-    }
-    return NeededPositions(outcome_nodes, needed_words, intervened)
-
-
-def _reshape_by_word(model: GroundModel, index: int, marks: BoolArray) -> BoolArray:
-    """Reshape the marks of a group's nodes to `[plates, word]`, with one word if it has none."""
-    return marks.reshape(-1, count_words(model, index))
+    by_word = {i: mark.reshape(-1, count_words(model, i)) for i, mark in marks.items()}  # [plates, word]
+    set_by_word = {i: mark.reshape(-1, count_words(model, i)) for i, mark in mark_nodes(ground, model.do).items()}
+    needed_words = {index: np.any(mark, axis=0) for index, mark in by_word.items()}
+    return NeededPositions(outcome_nodes, needed_words, {i: np.all(mark, axis=0) for i, mark in set_by_word.items()})
 
 
 def find_changed_positions(

@@ -15,7 +15,7 @@ from torch import Tensor
 from bnet_transformer import reference
 from bnet_transformer._core.tensors import IntArray
 from bnet_transformer.compiler.module import CompiledModule
-from bnet_transformer.data.do_values import Change, Entries, WithConstant, resolve_relative
+from bnet_transformer.data.do_values import Change, Entries, resolve_relative
 from bnet_transformer.errors import EvidenceError
 from bnet_transformer.graph import ancestors, topological_order
 from bnet_transformer.inference.posteriors import plan_joint, plan_posterior
@@ -96,20 +96,15 @@ class SequentialRuns:
         self, n: int, values: Mapping[int, Tensor], entries: Mapping[int, Sequence[int]] = MappingProxyType({})
     ) -> dict[int, Tensor]:
         """The values of nodes in example `n` after the change, whose constants are given, of all or of some entries."""
-        changes: dict[int, Change] = {}
-        for node in values if self.change is not None else entries:
-            change = self.change and WithConstant(self.change, values[node])
-            if node in entries:
-                change = Entries(torch.tensor(entries[node]), change or values[node])
-            assert change is not None
-            changes[node] = change
+        changes = {} if self.change is None else dict.fromkeys(values, self.change)
+        changes |= {n: Entries(torch.tensor(part), self.change or values[n]) for n, part in entries.items()}
         fixed = {node: value for node, value in values.items() if node not in changes}
         model, module = self.base.models[n], self.base.module
 
         def evaluate(resolved: Mapping[int, Tensor]) -> Callable[[int], Tensor]:
             return NodeEvaluator(module, model.surgery({**fixed, **resolved}), {}).read_value
 
-        return {**fixed, **resolve_relative(model, changes, evaluate)}
+        return {**fixed, **resolve_relative(model, changes, evaluate, values)}
 
     def _resolve_sites(self, cell: int, n: int) -> dict[int, Tensor | AttentionRow]:
         """The values, or rows of attention, that a cell sets in example `n`, by node."""

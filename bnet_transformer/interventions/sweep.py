@@ -376,7 +376,10 @@ def sweep(
         runs = (result.base, result.source) if first.is_noise else (result.source, result.base)
         has_check = first.gradient is not None and first.gradient.check
         return Sweep(
-            **first.cells.to_result_fields(),
+            **vars(first.cells.grid),
+            parts=first.cells.parts,
+            aligned=first.cells.aligned,
+            special=first.cells.special,
             clean=runs[0],
             corrupt=runs[1],
             outcomes=result.values,
