@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bnet_transformer._core.tensors import IntArray
-from bnet_transformer.compiler.gather import ExecutionState, lay_out_value
+from bnet_transformer.compiler.gather import ExecutionState, group_values, lay_out_value
 from bnet_transformer.data.do_values import (
     Change,
     Mean,
@@ -23,7 +23,6 @@ from bnet_transformer.data.do_values import (
     resolve_value,
 )
 from bnet_transformer.errors import EvidenceError
-from bnet_transformer.inference.query import group_values
 from bnet_transformer.inference.values import NodeEvaluator
 from bnet_transformer.interventions.examples import Examples, get_batch_key, get_sentence_state, parse_examples
 from bnet_transformer.interventions.patched_run import (
