@@ -12,7 +12,7 @@ from bnet_transformer import reference
 from bnet_transformer.data.do_values import Zero
 from bnet_transformer.interventions.edge_runs import build_edge_runner
 from bnet_transformer.interventions.edges import EdgeStructure
-from bnet_transformer.interventions.engine import Run, run_cells
+from bnet_transformer.interventions.engine import SweepRun, run_cells
 from bnet_transformer.interventions.sweep import parse_experiment
 from tests.cases import CASES, close, get_case
 from tests.edge_oracle import CircuitRun, run_edge
@@ -75,8 +75,8 @@ def test_estimates_are_the_derivative_of_exact_edges(case, monkeypatch):
     estimates = bt.sweep(clean, corrupt, at="edges", metric=metric, method=bt.Gradient())
     by_word = bt.sweep(clean, corrupt, at="edges", metric=metric, method=bt.Gradient(), over="word")
     close(by_word.effects.nansum(-2), estimates.effects, 1e-9)
-    compare_writer = Run._compare_writer
-    monkeypatch.setattr(Run, "_compare_writer", lambda self, w: EPSILON * compare_writer(self, w))
+    compare_writer = SweepRun._compare_writer
+    monkeypatch.setattr(SweepRun, "_compare_writer", lambda self, w: EPSILON * compare_writer(self, w))
     result = run_cells(make_experiment(clean, corrupt, metric), progress=None)
     close((result.values - result.base) / EPSILON, estimates.effects, 1e-3)
 

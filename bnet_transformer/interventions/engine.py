@@ -1,4 +1,4 @@
-"""The engine of a sweep: what is asked (`Experiment`), the runs of its rows (`Run`), and the metric of all cells."""
+"""The engine of a sweep: what is asked (`Experiment`), the runs of rows (`SweepRun`), and the metric of all cells."""
 
 from __future__ import annotations
 
@@ -142,13 +142,13 @@ class Experiment:
             raise UnsupportedError(reason, hint=f"Set {', '.join(dict.fromkeys(open_names))} by do")
         return choices
 
-    def prepare_runs(self) -> Callable[[], Iterable[Run]]:
+    def prepare_runs(self) -> Callable[[], Iterable[SweepRun]]:
         """A function that returns the runs of the batches; if they do not all fit in memory, it computes them again."""
         if self.shared_obstacle is not None:
             return list
         if len(self.batches) > 1:
-            return lambda: map(partial(Run, self), self.batches)
-        runs = [Run(self, rows) for rows in self.batches]
+            return lambda: map(partial(SweepRun, self), self.batches)
+        runs = [SweepRun(self, rows) for rows in self.batches]
         return lambda: runs
 
     @cached_property
@@ -170,7 +170,7 @@ class Experiment:
             averaged[node] = self.choices.marginalize(by_state, is_discrete=self.has_log_probs(node))
         return averaged
 
-    def evaluate_base(self, runs: Iterable[Run]) -> tuple[Tensor | None, Tensor, FloatArray]:
+    def evaluate_base(self, runs: Iterable[SweepRun]) -> tuple[Tensor | None, Tensor, FloatArray]:
         """The metric of the source (if it has one) and of the base, `[example]`, and the changes by the cells.
 
         The changes are the largest relative change of a value by each cell, `[cell]`.
@@ -355,7 +355,7 @@ def iter_patched_words(
 
 
 @dataclass
-class Run:
+class SweepRun:
     """The base run and the source run of some rows, and what cells change in the base run.
 
     Args:
@@ -372,27 +372,27 @@ class Run:
     writer_differences: dict[int, Tensor] = field(init=False, default_factory=dict)  # source minus base
 
     def __post_init__(self) -> None:
-        asked = self.experiment
-        cells = asked.cells.drop(asked.obstacles)  # edges have no obstacles
-        base, gradient_groups = asked.base_rows.select(self.rows), set[int]()
+        experiment = self.experiment
+        cells = experiment.cells.drop(experiment.obstacles)  # edges have no obstacles
+        base, gradient_groups = experiment.base_rows.select(self.rows), set[int]()
         sources = frozenset[int]().union(*(part for _, part in list_sources(base.model, cells, has_rows=False)))
-        if asked.gradient is not None:
+        if experiment.gradient is not None:
             gradient_groups = find_set_groups(base.model, cells)
             if cells.edges is not None:  # a readout has the gradient of the metric itself
-                readouts = {base.model.ground.group_of(node).index for node in asked.metric.nodes}
+                readouts = {base.model.ground.group_of(node).index for node in experiment.metric.nodes}
                 gradient_groups -= readouts - {sites.group for sites in cells.sites}
-            if asked.gradient.steps:
-                models = [base.model, *([] if asked.source is None else [asked.source.model])]
-                sources |= find_interpolation_groups(models, asked.needed)
-        self.patched = PatchedRun(base, asked.needed, sources, gradient_groups=frozenset(gradient_groups))
-        if asked.source_rows is not None:
+            if experiment.gradient.steps:
+                models = [base.model, *([] if experiment.source is None else [experiment.source.model])]
+                sources |= find_interpolation_groups(models, experiment.needed)
+        self.patched = PatchedRun(base, experiment.needed, sources, gradient_groups=frozenset(gradient_groups))
+        if experiment.source_rows is not None:
             rows = frozenset(sites.group for sites in cells.sites if sites.is_attention and not sites.is_score)
-            self.source = PatchedRun(asked.source_rows.select(self.rows), asked.source_needed, sources, rows)
+            self.source = PatchedRun(experiment.source_rows.select(self.rows), experiment.source_needed, sources, rows)
         with torch.no_grad():
             for sites in cells.sites:
                 self.patches.setdefault(sites.group, []).append(self.build_patch(sites))
-            if cells.paths and asked.gradient is None:
-                sent = self.patched.patch_paths(group_paths(cells.paths), self.build_patch, asked.memory)
+            if cells.paths and experiment.gradient is None:
+                sent = self.patched.patch_paths(group_paths(cells.paths), self.build_patch, experiment.memory)
                 for group, patches in sent.items():
                     self.patches.setdefault(group, []).extend(patches)
             self.changes = measure_changes(self.patched, self.patches, math.prod(cells.shape))
@@ -402,13 +402,13 @@ class Run:
 
     def build_patch(self, sites: PatchSites) -> GroupPatch:
         """The patch of some nodes: the values of the source, or of an intervention without one."""
-        run, asked = self.patched, self.experiment
+        run, experiment = self.patched, self.experiment
         if self.source is not None:
-            return build_patch(run, self.source.base, sites, asked.alignment, asked.change)
-        assert asked.ablation is not None
+            return build_patch(run, self.source.base, sites, experiment.alignment, experiment.change)
+        assert experiment.ablation is not None
         nodes, inverse = np.unique(sites.nodes, return_inverse=True)
-        values = asked.ablation.get_values(run, sites.group, nodes)
-        patch = build_patch(run, run.base, sites, change=asked.change)
+        values = experiment.ablation.get_values(run, sites.group, nodes)
+        patch = build_patch(run, run.base, sites, change=experiment.change)
         if patch.entries is None:
             source = values[:, torch.from_numpy(inverse)]
             return replace(patch, source=source.to(patch.source), is_per_node=True)
@@ -416,21 +416,21 @@ class Run:
 
     def _compare_writer(self, w: int) -> Tensor:
         """What a group of writers writes in the source run minus the base run."""
-        run, asked, edges = self.patched, self.experiment, self.experiment.cells.edges
+        run, experiment, edges = self.patched, self.experiment, self.experiment.cells.edges
         assert edges is not None
         base, writer = get_writer_values(edges.structure, run.base, w), edges.structure.writer_groups[w]
         if self.source is not None:
             values = get_writer_values(edges.structure, self.source.base, w)
-        elif writer.is_part or asked.ablation is None:
+        elif writer.is_part or experiment.ablation is None:
             hint = "Use sentences on both sides, or name edges of other writers"
             name = writer.spec.group.name
             raise UnsupportedError(f"at='edges': this intervention cannot set a part of {name}", hint=hint)
         else:
             nodes = np.arange(len(run.examples.model.ground.select_nodes(writer.spec.group)))
-            constants = asked.ablation.get_values(run, writer.spec.group.index, nodes)
+            constants = experiment.ablation.get_values(run, writer.spec.group.index, nodes)
             values = spread_nodes(run, writer.spec.group.index, constants.to(base))
-        if asked.change is not None:
-            values = asked.change.apply(base, writer.spec.shape, values)
+        if experiment.change is not None:
+            values = experiment.change.apply(base, writer.spec.shape, values)
         return values - base
 
     def compute_outcomes(self, cells: IntArray) -> Outcomes:

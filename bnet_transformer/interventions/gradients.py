@@ -13,7 +13,7 @@ from torch import Tensor
 from bnet_transformer._core.tensors import IntArray
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.cells import PatchSites, is_index_valued
-from bnet_transformer.interventions.engine import Experiment, Outcomes, Run
+from bnet_transformer.interventions.engine import Experiment, Outcomes, SweepRun
 from bnet_transformer.interventions.methods import ACTIVATIONS, EXACT_HINT
 from bnet_transformer.interventions.patched_run import PatchedRun, build_patch, gather_nodes, get_layout_index
 
@@ -58,7 +58,7 @@ def list_points(experiment: Experiment) -> list[Point]:
     return [Point(fraction, writer) for writer in writers for fraction in fractions]
 
 
-def move_run(run: Run, point: Point) -> PatchedRun:
+def move_run(run: SweepRun, point: Point) -> PatchedRun:
     """The run at a point between the base and the source run."""
     patched = run.patched
     if point.fraction is None:
@@ -78,7 +78,7 @@ def move_run(run: Run, point: Point) -> PatchedRun:
     return PatchedRun(*shared, gradient_groups=gradient_groups, overrides=overrides)
 
 
-def _list_writer_nodes(run: Run, w: int) -> Differences:
+def _list_writer_nodes(run: SweepRun, w: int) -> Differences:
     """All nodes of a group of writers, with their values in the base run and the difference of the source run."""
     patched, edges = run.patched, run.experiment.cells.edges
     assert edges is not None
@@ -92,7 +92,7 @@ def _list_writer_nodes(run: Run, w: int) -> Differences:
     return {group.index: (nodes, base, difference)}
 
 
-def find_input_differences(run: Run) -> Differences:
+def find_input_differences(run: SweepRun) -> Differences:
     """The nodes with real values at which the difference between both runs begins; none if there is none."""
     patched, alignment = run.patched, run.experiment.alignment
     if run.source is None:
@@ -152,7 +152,7 @@ class GradientRun:
         is_stationary: Whether the gradient of the metric is zero up to rounding at this point, `[example]`.
     """
 
-    base_run: Run
+    base_run: SweepRun
     run: PatchedRun
     gradients: dict[int, Tensor]
     outcome_gradients: Outcomes
@@ -160,7 +160,7 @@ class GradientRun:
 
 
 def iter_gradient_runs(
-    experiment: Experiment, get_runs: Callable[[], Iterable[Run]], points: Sequence[Point]
+    experiment: Experiment, get_runs: Callable[[], Iterable[SweepRun]], points: Sequence[Point]
 ) -> Iterator[GradientRun]:
     """Iterate over runs with the gradients of the metric at their groups.
 

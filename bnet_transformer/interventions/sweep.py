@@ -253,8 +253,8 @@ def parse_experiments(
         experiment = parse_experiment(*sides, metric=part_metric, words=None, numbers=numbers, **options)
         _check_cells(experiment.base.model, experiment.cells)
         experiments.append(experiment)
-    first, *others = (experiment.cells for experiment in experiments)
-    for cells in others:
+    first, *remaining = (experiment.cells for experiment in experiments)
+    for cells in remaining:
         if (cells.axes, cells.positions, cells.names) != (first.axes, first.positions, first.names):
             only = next(iter({*cells.names.values()} ^ {*first.names.values()}), "")
             expected = "the same cells in sentences of all lengths"
