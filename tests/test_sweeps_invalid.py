@@ -1,4 +1,4 @@
-"""What a sweep refuses: the error names the argument, the node or the item."""
+"""Invalid arguments of a sweep: the error names the argument, the node or the item."""
 
 import pytest
 import torch
@@ -123,19 +123,19 @@ SIDES = [
         )
     ),
 ]
-REFUSED = [
+INVALID = [
     *((PAIR, options, match) for options, match in CELLS),
     *((PAIR, {"metric": metric}, match) for metric, match in METRICS),
     *SIDES,
 ]
 
 
-@pytest.mark.parametrize(("sides", "options", "match"), REFUSED, ids=range(len(REFUSED)))
-def test_what_a_sweep_refuses(sides, options, match):
+@pytest.mark.parametrize(("sides", "options", "match"), INVALID, ids=range(len(INVALID)))
+def test_invalid_sweeps(sides, options, match):
     assert match in get_refusal(bt.sweep, *sides, **{"metric": {"y_2": 1}, **options})
 
 
-def test_what_a_mediation_refuses():
+def test_invalid_mediations():
     query = {"metric": {"y_2": 1}}
     assert "xx" in get_refusal(bt.mediation, *PAIR, through="xx", **query)
     for clean in (Zero(), Mean(), Noise(1.0), SHORT, CLEAN.observe(y_0=1)):
