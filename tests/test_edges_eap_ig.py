@@ -1,6 +1,7 @@
-"""Sweeps over edges against the formulas of EAP-IG, and exact patching, on an explicit GPT-2."""
+"""Sweeps over edges, and files of circuits, against the GPT-2 of transformers under hooks (EAP, EAP-IG, MIB)."""
 
 import json
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -9,92 +10,167 @@ import torch
 import bnet_transformer as bt
 from benchmarks.edges import convert_name
 from bnet_transformer.interventions.circuit import read_json
-from bnet_transformer.interventions.edge_runs import build_edge_runner
 from bnet_transformer.pretrained import from_pretrained
-from tests.eap_ig_formulas import (
-    EdgeGraph,
-    EdgeRuns,
-    score_eap,
-    score_eap_ig_activations,
-    score_eap_ig_inputs,
-    score_exactly,
-)
 from tests.huggingface_models import GPT2, NEOX, init_model
-from tests.test_eap_ig_formulas import CLEAN, CORRUPT, FIRST, SECOND, difference, metric
 
-STEPS = 3
+CLEAN = torch.tensor([[3, 4, 15, 6, 7], [1, 2, 13, 4, 5]])
+CORRUPT = torch.tensor([[3, 8, 5, 6, 17], [19, 7, 8, 9, 10]])
+FIRST, SECOND, STEPS = 4, 11, 2
+OPTIONS = {"metric": {"y_4": (FIRST, SECOND)}, "at": "edges"}
 
 
 @pytest.fixture(scope="module")
-def graph():
+def model():
     model = init_model("GPT2LMHeadModel", {**GPT2, "n_layer": 3, "n_head": 2, "n_embd": 8, "vocab_size": 20})
     for parameter in model.parameters():
-        parameter.data.mul_(2.5)
-    return EdgeGraph(model)
+        parameter.data.mul_(2.5)  # so that every kind of edge has an effect
+    return model
 
 
 @pytest.fixture(scope="module")
-def net(graph):
-    return from_pretrained(graph.model)
+def net(model):
+    return from_pretrained(model)
 
 
-def sweep(net, **options):
+def make_sides(net):
+    return [[net.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT)]
+
+
+def sweep(net, sides=None, direction="noise", **options):
     """The mean effect of each edge, by its name in the package EAP-IG."""
-    clean, corrupt = ([net.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
-    options = {"metric": {"y_4": (FIRST, SECOND)}, "direction": "noise", **options}
-    result = bt.sweep(clean, corrupt, at="edges", **options)
+    result = bt.sweep(*(sides or make_sides(net)), direction=direction, **OPTIONS, **options)
     return {convert_name(name): float(result.values[index]) for index, name in result.names.items()}
 
 
-METHODS = {
-    "exact": (score_exactly, {}, ()),
-    "EAP": (score_eap, {"method": bt.Gradient()}, ()),
-    "inputs": (score_eap_ig_inputs, {"method": bt.Gradient(steps=STEPS, rule="left")}, (STEPS,)),
-    "activations": (score_eap_ig_activations, {"method": bt.Gradient(steps=STEPS, rule="activations")}, (STEPS,)),
-}
+def difference(logits):
+    """The difference of two logits at the last word, for each example."""
+    return logits[..., -1, FIRST] - logits[..., -1, SECOND]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_every_edge_has_the_score_of_the_formulas(graph, net, method):
-    score, options, steps = METHODS[method]
-    expected, actual = score(graph, CLEAN, CORRUPT, metric, *steps), sweep(net, **options)
-    assert actual.keys() == expected.keys()
-    assert max(abs(actual[edge] - expected[edge]) for edge in expected) < 1e-9
-    assert max(map(abs, expected.values())) > 0.1
+def run_hooked(model, ids, shifts, fixed=None):
+    """The logits of the model of transformers, a row for each edge, `[edge, example, word, token]`.
+
+    In the row of an edge, `shifts[edge]` is added to the input of its reader only. `fixed` sets the outputs of modules.
+    """
+    body, edges, count = model.transformer, list(shifts), len(ids)
+    size, width = model.config.n_embd // model.config.n_head, model.config.n_embd
+
+    def find_shift(reader):
+        rows = [shifts[edge] if edge.endswith(f"->{reader}") else torch.zeros_like(shifts[edges[0]]) for edge in edges]
+        return torch.cat(rows)
+
+    def shift_input(reader):
+        return lambda module, inputs: (inputs[0] + find_shift(reader), *inputs[1:])
+
+    def replace_columns(block, t):
+        def hook(module, inputs, output):
+            output = output.clone()
+            for h in range(model.config.n_head):
+                for n, letter in enumerate("qkv"):
+                    state = states[t] + find_shift(f"a{t}.h{h}<{letter}>")
+                    columns = slice(n * width + h * size, n * width + (h + 1) * size)
+                    weight, bias = module.weight[:, columns], module.bias[columns]
+                    output[..., columns] = (
+                        torch.nn.functional.layer_norm(
+                            state, (width,), block.ln_1.weight, block.ln_1.bias, block.ln_1.eps
+                        )
+                        @ weight
+                        + bias
+                    )
+            return output
+
+        return hook
+
+    states = {}
+    with ExitStack() as stack, torch.no_grad():
+        for t, block in enumerate(body.h):
+            record = lambda module, inputs, t=t: states.__setitem__(t, inputs[0])  # noqa: E731
+            stack.enter_context(block.register_forward_pre_hook(record))
+            stack.enter_context(block.attn.c_attn.register_forward_hook(replace_columns(block, t)))
+            stack.enter_context(block.ln_2.register_forward_pre_hook(shift_input(f"m{t}")))
+        stack.enter_context(body.ln_f.register_forward_pre_hook(shift_input("logits")))
+        for module, value in (fixed or {}).items():
+            constant = value.repeat(len(edges), 1, 1)
+            stack.enter_context(module.register_forward_hook(lambda module, inputs, output, c=constant: c))
+        logits = model(ids.repeat(len(edges), 1)).logits
+    return logits.view(len(edges), count, *logits.shape[1:])
 
 
-def test_the_other_direction_exchanges_the_runs(graph, net):
-    for score, options in ((score_exactly, {}), (score_eap, {"method": bt.Gradient()})):
-        expected = score(graph, CORRUPT, CLEAN, metric)
-        actual = sweep(net, direction="denoise", **options)
-        assert actual.keys() == expected.keys()
-        assert max(abs(actual[edge] - expected[edge]) for edge in expected) < 1e-9
+def record_outputs(model, ids):
+    """The output of each writer in the model of transformers, and of each module that `fixed` may set."""
+    body, size, modules, writers = model.transformer, model.config.n_embd // model.config.n_head, {}, {}
+
+    def record(module, inputs, output):
+        modules[module] = output
+
+    def record_heads(t):
+        def hook(module, inputs, output):
+            modules[module] = output
+            for h in range(model.config.n_head):
+                columns = slice(h * size, (h + 1) * size)
+                writers[f"a{t}.h{h}"] = inputs[0][..., columns] @ module.weight[columns]
+
+        return hook
+
+    with ExitStack() as stack, torch.no_grad():
+        stack.enter_context(body.wte.register_forward_hook(record))
+        for t, block in enumerate(body.h):
+            stack.enter_context(block.attn.c_proj.register_forward_hook(record_heads(t)))
+            stack.enter_context(block.mlp.register_forward_hook(record))
+        model(ids)
+    writers["input"] = modules[body.wte]
+    return writers | {f"m{t}": modules[block.mlp] for t, block in enumerate(body.h)}, modules
 
 
-def test_lists_of_sentences_are_the_mean_of_single_ones(graph, net):
-    expected = [score_eap(graph, CLEAN[k : k + 1], CORRUPT[k : k + 1], metric) for k in range(2)]
-    actual = sweep(net, method=bt.Gradient())
-    assert max(abs(actual[edge] - (expected[0][edge] + expected[1][edge]) / 2) for edge in actual) < 1e-9
-    assert torch.tensor(list(actual.values())).isfinite().all()
+def measure(model, edges, sides=(CLEAN, CORRUPT), size=1.0, fixed=None):
+    """The mean effect of the patch of each edge, times `size`, in a run with fixed modules; by central differences.
+
+    With `size=None`, the effect of the full patch.
+    """
+    clean, corrupt = (record_outputs(model, ids)[0] for ids in sides)
+    shifts = {edge: corrupt[edge.split("->")[0]] - clean[edge.split("->")[0]] for edge in edges}
+    if size is None:
+        values = difference(run_hooked(model, sides[0], shifts)) - difference(model(sides[0]).logits)
+    else:
+        one, two = (
+            difference(run_hooked(model, sides[0], {e: s * size * v for e, v in shifts.items()}, fixed))
+            for s in (1, -1)
+        )
+        values = (one - two) / (2 * size)
+    return values.mean(1).detach()
 
 
-def test_circuits_are_those_of_the_explicit_graph(graph, net):
-    clean, corrupt = ([net.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
-    runner, runs = (
-        build_edge_runner(clean, corrupt, {"y_4": (FIRST, SECOND)}),
-        EdgeRuns(graph, CLEAN, CORRUPT, difference),
-    )
-    order = [runs.edge_names.index(convert_name(name).replace("->", " -> ")) for name in runner.edge_names]
-    generator = torch.Generator().manual_seed(0)
-    masks = torch.rand(8, len(order), generator=generator) < torch.linspace(0, 1, 8)[:, None]
-    expected = runs.evaluate(masks)
-    torch.testing.assert_close(runner.evaluate(masks[:, order]), expected, rtol=0, atol=1e-9)
-    assert float((expected - runs.evaluate_clean()).abs().max()) > 0.1
-    gates = torch.rand(len(order), generator=generator, dtype=torch.float64).requires_grad_()
-    values = runner.evaluate_with_grad(gates[order]).sum(), runs.evaluate_with_grad(gates).sum()
-    gradients = [torch.autograd.grad(value, gates)[0] for value in values]
-    torch.testing.assert_close(*values, rtol=0, atol=1e-9)
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
+def interpolate(model, module, share):
+    """Set a module to `share` of its clean output and the remainder of its corrupt output."""
+    clean, corrupt = (record_outputs(model, ids)[1][module] for ids in (CLEAN, CORRUPT))
+    return {module: share * clean + (1 - share) * corrupt}
+
+
+def list_runs(model, rule):
+    """The fixed modules of each run of EAP-IG: the words without the clean end, or each module without the corrupt."""
+    body = model.transformer
+    if rule == "left":
+        return [interpolate(model, body.wte, k / STEPS) for k in range(STEPS)]
+    modules = [body.wte, *(module for block in body.h for module in (block.attn.c_proj, block.mlp))]
+    return [interpolate(model, module, k / STEPS) for module in modules for k in range(1, STEPS + 1)]
+
+
+@pytest.mark.parametrize("direction", ["noise", "denoise"])
+def test_exact_effects_are_those_of_hooks(model, net, direction):
+    actual = sweep(net, direction=direction)
+    expected = measure(model, actual, (CLEAN, CORRUPT) if direction == "noise" else (CORRUPT, CLEAN), None)
+    torch.testing.assert_close(torch.tensor([*actual.values()], dtype=torch.float64), expected, rtol=0, atol=1e-9)
+    assert float(expected.abs().max()) > 0.1
+
+
+@pytest.mark.parametrize(
+    "rule", [None, *(pytest.param(rule, marks=pytest.mark.slow) for rule in ("left", "activations"))]
+)
+def test_estimates_are_the_mean_derivative_of_exact_effects(model, net, rule):
+    method = bt.Gradient() if rule is None else bt.Gradient(steps=STEPS, rule=rule)
+    actual, runs = sweep(net, method=method), [None] if rule is None else list_runs(model, rule)
+    expected = torch.stack([measure(model, actual, size=1e-5, fixed=fixed) for fixed in runs]).mean(0)
+    torch.testing.assert_close(torch.tensor([*actual.values()], dtype=torch.float64), expected, rtol=0, atol=1e-7)
 
 
 def make_parallel(net):
@@ -107,23 +183,23 @@ def make_parallel(net):
 
 
 @pytest.mark.parametrize("change", [lambda net: net, make_parallel])
-def test_the_package_reads_a_circuit_of_a_file_as_the_same_graph(graph, net, change, tmp_path):
+def test_a_file_of_a_circuit_has_the_edges_of_the_package(net, change, tmp_path):
     declared = change(net)
-    clean, corrupt = ([declared.sentence(ids.tolist()) for ids in side] for side in (CLEAN, CORRUPT))
-    options = {"metric": {"y_4": (FIRST, SECOND)}, "at": "edges"}
-    names = declared.edges()["edge"]
+    sides, names = make_sides(declared), declared.edges()["edge"]
     chosen = names[torch.rand(len(names), generator=torch.Generator().manual_seed(3)).numpy() < 0.7]
-    result = bt.circuit(clean, corrupt, **options, edges=list(chosen))
-    path = tmp_path / "circuit.json"
-    result.to_json(path, scores=bt.sweep(clean, corrupt, **options, direction="noise"))
+    result, path = bt.circuit(*sides, **OPTIONS, edges=list(chosen)), tmp_path / "circuit.json"
+    result.to_json(path, scores=bt.sweep(*sides, **OPTIONS, direction="noise"))
     content = json.loads(path.read_text())
-    package = replace(graph, is_parallel=content["cfg"]["parallel_attn_mlp"])
-    assert {*package.edges} == content["edges"].keys()
-    retained = [edge for edge, row in content["edges"].items() if row["in_graph"]]
-    expected = difference(package.run_circuit(CLEAN, CORRUPT, retained).logits)
-    torch.testing.assert_close(result.outcome, expected.detach(), rtol=0, atol=1e-9)
+    is_parallel = content["cfg"]["parallel_attn_mlp"]
+    expected, writers = set(), ["input"]
+    for t in range(3):
+        heads = [f"a{t}.h{h}" for h in range(2)]
+        expected |= {f"{writer}->{head}<{channel}>" for writer in writers for head in heads for channel in "qkv"}
+        expected |= {f"{writer}->m{t}" for writer in (writers if is_parallel else writers + heads)}
+        writers += [*heads, f"m{t}"]
+    assert content["edges"].keys() == expected | {f"{writer}->logits" for writer in writers}
     assert {*read_json(path, declared).edges} == {*chosen}
-    content["cfg"]["parallel_attn_mlp"] = not package.is_parallel
+    content["cfg"]["parallel_attn_mlp"] = not is_parallel
     path.write_text(json.dumps(content))
     with pytest.raises(bt.BNetError, match="parallel_attn_mlp"):
         read_json(path, declared)

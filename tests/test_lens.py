@@ -2,7 +2,6 @@
 
 import re
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from bnet_transformer.errors import format_count
 from bnet_transformer.residual_stream import TunedLens
 from bnet_transformer.residual_stream.lens import DivergenceFrom, entropy, find_lens_path
 from tests.cases import CASES, close, get_case, jitter
-from tests.test_plots import HOSTILE, get_cells, get_ticks, render
+from tests.test_plots import get_cells, get_ticks
 
 WORDS = ["the", "cat", "sat"]
 
@@ -90,7 +89,7 @@ def test_a_lens_with_latent_choices_is_the_mean_over_their_posterior(case, tmp_p
 
 @pytest.mark.parametrize(
     ("options", "count", "num_runs"),
-    [({"per": "word"}, 9, 2), ({"per": "word", "slices": 2}, 4, 2**5), ({"attention": "marginal"}, 10, 20)],
+    [({"per": "word"}, 9, 2), ({"per": "word", "slices": 2}, 4, 2**5), ({"attention": "marginal"}, 6, 12)],
     ids=["one choice", "choices of all words", "word and head"],
 )
 def test_choices_of_different_words_are_set_in_the_same_runs(options, count, num_runs):
@@ -131,11 +130,10 @@ def test_an_early_state_may_depend_on_choices_on_which_the_last_state_does_not_d
     assert "c_0_2" in lens.averaged
 
 
-@pytest.mark.parametrize("count", [300, 20_000])
-def test_the_number_of_joint_states_is_short_in_messages(count):
+def test_the_number_of_joint_states_is_short_in_messages():
     options = {"heads": 2, "per": "word", "slices": 2}
     s = bt.bayesuvius(4, vocabulary=["a", "b"], observe=tpm.Categorical(2), **options).sentence(["a"] * 300)
-    assert format_count(2**count) == f"about 10^{round(count * 0.3010299956639812)}"
+    assert format_count(2**300) == "about 10^90"
     for query in (s.lens, lambda: s["x_2_299"], lambda: s.observe(y_299=0).log_prob()):
         with pytest.raises(bt.BudgetError) as error:
             query()
@@ -231,9 +229,9 @@ def random_corpus(num_ids, count=48, length=8, seed=0):
 def test_the_fit_lowers_the_held_out_divergence():
     net = bt.from_pretrained(init_model("GPT2LMHeadModel"))
     corpus = random_corpus(13)
-    tuned = bt.fit_lens(net, corpus, steps=50, rate=0.03, seed=1)
+    tuned = bt.fit_lens(net, corpus, steps=30, rate=0.05, seed=1)
     with torch.inference_mode():
-        again = bt.fit_lens(net, corpus, steps=50, rate=0.03, seed=1)
+        again = bt.fit_lens(net, corpus, steps=30, rate=0.05, seed=1)
     assert (tuned.plain_kl > 0).all() and (tuned.kl < 0.7 * tuned.plain_kl).all()
     assert torch.equal(tuned.weights, again.weights) and torch.equal(tuned.kl, again.kl)
     # The reported divergence is that of the lenses of the held-out sentences.
@@ -253,7 +251,7 @@ def test_a_lens_finds_an_affine_scramble():
     stack = bt.Stack(nodes, prologue, [bt.Node("y", tpm.Categorical(5), ["x"], plates=["word"])], slices=2)
     net = bt.BNet(bt.Declaration([stack])).to(torch.float64)
     net = net.replace({name: torch.randn(value.shape, dtype=value.dtype) for name, value in net.parameters.items()})
-    tuned = bt.fit_lens(net, random_corpus(6), steps=200, rate=0.1)
+    tuned = bt.fit_lens(net, random_corpus(6), steps=120, rate=0.1)
     assert (tuned.plain_kl > 0.05).all() and (tuned.kl < 0.01 * tuned.plain_kl).all()
 
 
@@ -271,41 +269,27 @@ def test_fits_of_other_readouts(name):
 
 def test_invalid_input():
     net = get_case("vanilla decoder, causal").net
-    s = net.sentence("the cat")
-    with pytest.raises(bt.UnknownNameError, match="near matches are cat"):
-        s.lens().probability("cta")
-    with pytest.raises(bt.BNetError, match="without a readout"):
-        bt.bayesuvius(dim=4).sentence("the cat").lens()
-    with pytest.raises(bt.BNetError, match="Normal"):
-        get_case("chapter, real").sentence.lens()
-    with pytest.raises(bt.BNetError, match="readout"):
-        s.lens("x_1")
-    with pytest.raises(bt.UnknownNameError):
-        s.lens("z")
-    with pytest.raises(bt.BNetError, match="slice"):
-        s.lens().distribution(9)
-    lens = s.lens()
+    lens, texts = net.sentence("the cat").lens(), ["the cat", "cat"]
     assert lens.top("x_2", -1) == lens.top(-1, 1) == lens.top(2, 1)
     assert torch.equal(lens.distribution("x_1").probs, lens.distribution(-2).probs)
-    for state in ("x_3", -4, True):
+    for state in ("x_3", -4, True, 9):
         with pytest.raises(bt.BNetError, match="slice"):
             lens.distribution(state)
-    with pytest.raises(bt.BNetError, match="tuned lens"):
-        s.lens(tuned=3)
-    other, texts = bt.decoder(8, heads=2, slices=2, vocabulary=WORDS), ["the cat", "cat"]
-    with pytest.raises(bt.BNetError, match="fit_lens"):
-        s.lens(tuned=bt.fit_lens(other, texts, steps=0))
-    same_shape = bt.fit_lens(jitter(net), ["the cat", "cat"], steps=0)
-    with pytest.raises(bt.BNetError, match="another net"):
-        s.lens(tuned=same_shape)
-    with pytest.raises(bt.BNetError, match="at least 2 sentences"):
-        bt.fit_lens(net, ["the cat"])
+    other = bt.fit_lens(bt.decoder(8, heads=2, slices=2, vocabulary=WORDS), texts, steps=0)
+    same_shape = bt.fit_lens(jitter(net), texts, steps=0)
     chapter = {"dim": 4, "heads": 2, "slices": 2, "vocabulary": WORDS, "observe": tpm.Categorical(2)}
-    with pytest.raises(bt.BNetError, match=r"combine='concat'"):
-        bt.fit_lens(bt.bayesuvius(**chapter), ["the cat", "cat"])
-    assert bt.fit_lens(bt.bayesuvius(**chapter, combine="concat"), ["the cat", "cat"], steps=0).num_words
-    with pytest.raises(bt.BNetError, match="rate"):
-        bt.fit_lens(net, ["the cat", "cat"], rate=-1)
+    for call, term in [
+        (lambda: lens.probability("cta"), "near matches are cat"),
+        (bt.bayesuvius(dim=4).sentence("the cat").lens, "lens"),
+        (get_case("chapter, real").sentence.lens, "Normal"),
+        (lambda: net.sentence("the cat").lens("x_1"), "readout"),
+        *((lambda tuned=tuned: net.sentence("the cat").lens(tuned=tuned), "tuned") for tuned in (3, other, same_shape)),
+        (lambda: bt.fit_lens(net, ["the cat"]), "sentences"),
+        (lambda: bt.fit_lens(bt.bayesuvius(**chapter), texts), "combine='concat'"),
+    ]:
+        with pytest.raises(bt.BNetError, match=term):
+            call()
+    assert bt.fit_lens(bt.bayesuvius(**chapter, combine="concat"), texts, steps=0).num_words
 
 
 def test_the_grid_has_the_most_probable_words_with_the_last_state_on_top():
@@ -322,21 +306,10 @@ def test_the_grid_has_the_most_probable_words_with_the_last_state_on_top():
     axes = bt.plot(lens, target="sat", show="rank", slices=["x_0", -1], words=0).axes[0]
     close(torch.tensor(axes.lines[0].get_ydata()), lens.rank("sat")[[0, 2], 0])
     assert axes.get_yscale() == "log" and axes.get_xlabel() == "state"
-    with pytest.raises(bt.BNetError, match="target"):
-        bt.plot(lens, show="rank")
-    with pytest.raises(bt.BNetError, match="colour"):
-        bt.plot(lens, colour="loss")
-    with pytest.raises(bt.UnknownNameError):
-        bt.plot(lens, target="cta")
 
 
-@pytest.mark.slow
-def test_hostile_words_and_the_curves_of_a_fit_are_drawn():
-    net = get_case("vanilla decoder, causal").net
-    lens = replace(net.sentence("the cat sat").lens(), words=HOSTILE[:3], labels=HOSTILE[3:6])
-    for kind in ("svg", "pdf", "png"):
-        assert render(bt.plot(lens, theme="dark"), kind)
-    tuned = bt.fit_lens(net, ["the cat", "sat the cat"], steps=1)
+def test_the_curves_of_a_fit_are_drawn():
+    tuned = bt.fit_lens(get_case("vanilla decoder, causal").net, ["the cat", "sat the cat"], steps=1)
     curves = bt.plot(tuned).axes[0].lines
     close(torch.tensor(curves[1].get_ydata()), tuned.kl)
 

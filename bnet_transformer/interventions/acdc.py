@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +25,7 @@ from bnet_transformer.interventions.circuit_runs import CircuitParts, CircuitRun
 from bnet_transformer.interventions.edges import EDGES
 from bnet_transformer.interventions.examples import (
     Examples,
+    Metric,
     has_example_data,
     parse_example_pair,
     parse_examples,
@@ -149,9 +149,9 @@ class CircuitPairs:
         if self.ablation is not None:
             other = Ablation(self.ablation, self.clean.model, self.memory, donors=self.corrupt)
         if self.over == (EDGES,):
-            from bnet_transformer.interventions.edge_runs import build_runner
+            from bnet_transformer.interventions.edge_runs import build_edge_runner
 
-            return build_runner(self.clean, other, self.metric, self.memory)
+            return build_edge_runner(self.clean, other, self.metric, self.memory)
         metric = parse_metric(self.clean, self.metric)
         return build_arrow_runs(self.clean, other, metric, self.over, self.candidates, self.memory)
 
@@ -212,9 +212,6 @@ class JoinedRuns(CircuitRuns):
     def evaluate(self, retained: Tensor) -> Tensor:
         return self._join([part.evaluate(retained) for part in self.parts])
 
-    def evaluate_clean(self) -> Tensor:
-        return self._join([part.evaluate_clean() for part in self.parts])
-
     def evaluate_corrupt(self) -> Tensor:
         return self._join([part.evaluate_corrupt() for part in self.parts])
 
@@ -270,22 +267,18 @@ def build_divergence_runs(pairs: CircuitPairs, readout: object) -> CircuitRuns:
         return JoinedRuns.build(pairs, lambda part: build_divergence_runs(part, readout))
     ground = pairs.clean.model.ground
     node = ground.id(readout)
-    name = ground.name(node)
     check_discrete_node(pairs.clean.model, node)
     clean: list[Tensor] = []
 
-    def record(**outcomes: Tensor) -> Tensor:
-        clean.append(outcomes[name])
+    def record(outcomes: Mapping[int, Tensor]) -> Tensor:
+        clean.append(outcomes[node])
         return clean[-1].new_zeros(len(clean[-1]))
 
-    def diverge(**outcomes: Tensor) -> Tensor:
-        return torch.nn.functional.kl_div(outcomes[name], clean[0], log_target=True, reduction="none").sum(-1)
+    def diverge(outcomes: Mapping[int, Tensor]) -> Tensor:
+        return torch.nn.functional.kl_div(outcomes[node], clean[0], log_target=True, reduction="none").sum(-1)
 
-    for function in (record, diverge):
-        parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
-        function.__signature__ = inspect.Signature([parameter])  # type: ignore[attr-defined]
-    replace(pairs, metric=record).build_runs().evaluate_clean()
-    return replace(pairs, metric=diverge).build_runs()
+    replace(pairs, metric=Metric((node,), record)).build_runs().evaluate_clean()
+    return replace(pairs, metric=Metric((node,), diverge)).build_runs()
 
 
 # --------------------------------------------------------------------------------------------------------------------

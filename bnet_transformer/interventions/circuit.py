@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -120,7 +120,10 @@ def run_tests(
         raise BNetError("test", expected=expected, actual=f"{len(members)} of {len(mask)} edges")
     generator = np.random.default_rng(seed)
     every, size = torch.arange(len(mask)), len(members)
-    random_sets, outer_sets = (_draw_sets(edges, size, len(mask), draws, generator) for edges in (every, outside))
+    random_sets, outer_sets = (torch.zeros(draws, len(mask), dtype=torch.bool) for _ in range(2))
+    for sets, edges in ((random_sets, every), (outer_sets, outside)):
+        for row in sets:
+            row[torch.from_numpy(generator.permutation(edges.numpy())[:size])] = True
     added = torch.from_numpy(generator.permutation(outside.numpy())[:draws])
 
     def evaluate(masks: Tensor) -> Tensor:
@@ -153,14 +156,6 @@ def run_tests(
 def compute_p_value(is_extreme: Tensor) -> float:
     """The p value of a Monte Carlo test: the observed value counts as one of the draws."""
     return (1 + int(is_extreme.sum())) / (1 + len(is_extreme))
-
-
-def _draw_sets(edges: Tensor, size: int, count: int, draws: int, generator: np.random.Generator) -> Tensor:
-    """The masks of random subsets of edges, of this size or all if there are fewer, `[draw, edge]`."""
-    masks = torch.zeros(draws, count, dtype=torch.bool)
-    for row in masks:
-        row[torch.from_numpy(generator.permutation(edges.numpy())[:size])] = True
-    return masks
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -413,18 +408,15 @@ class Circuit(ComparableResult):
 
     def __or__(self, other: object) -> Circuit:
         """The union of the edges, evaluated on the pairs of the first circuit."""
-        other = self._check_operand(other)
-        return self._combine(other, (*self.retained, *(name for name in other.retained if name not in self)))
+        return self._combine(other, lambda first, second: {**dict.fromkeys(first), **dict.fromkeys(second)})
 
     def __and__(self, other: object) -> Circuit:
         """The intersection of the edges, evaluated on the pairs of the first circuit."""
-        other = self._check_operand(other)
-        return self._combine(other, [name for name in self.retained if name in other])
+        return self._combine(other, lambda first, second: [name for name in first if name in set(second)])
 
     def __sub__(self, other: object) -> Circuit:
         """The edges that the other circuit does not have, evaluated on the pairs of the first circuit."""
-        other = self._check_operand(other)
-        return self._combine(other, [name for name in self.retained if name not in other])
+        return self._combine(other, lambda first, second: [name for name in first if name not in set(second)])
 
     def __contains__(self, name: object) -> bool:
         """Whether an edge is in the circuit."""
@@ -435,21 +427,17 @@ class Circuit(ComparableResult):
         """The retained edges, for membership."""
         return frozenset(self.retained)
 
-    def _check_operand(self, other: object) -> Circuit:
-        """Raise an error unless the other circuit has edges of the same net and axes."""
+    def _combine(self, other: object, choose: Callable[[Sequence[str], Sequence[str]], Iterable[str]]) -> Circuit:
+        """The circuit of chosen edges of two circuits of one net: the pairs are of the first, the effects of both."""
         if not isinstance(other, Circuit):
             raise BNetError("circuits", expected="a Circuit on both sides of | & -", actual=other)
         if not is_same_network(other.pairs.clean.model.network, self.pairs.clean.model.network):
             raise BNetError("circuits", expected="two circuits of one net", actual="circuits of two nets")
         if other.over != self.over:
             raise BNetError("circuits", expected=f"two circuits over {self.over}", actual=other.over)
-        return other
-
-    def _combine(self, other: Circuit, names: Iterable[str]) -> Circuit:
-        """The circuit of these edges on the pairs of this circuit, with the effects of both."""
-        runs = self.pairs.build_runs()
+        runs, names = self.pairs.build_runs(), tuple(choose(self.retained, other.retained))
         effects = {**self.effects, **{name: e for name, e in other.effects.items() if name not in self.effects}}
-        result = evaluate_circuit(self.pairs, runs, tuple(names), effects=effects, is_in_sample=self.is_in_sample)
+        result = evaluate_circuit(self.pairs, runs, names, effects=effects, is_in_sample=self.is_in_sample)
         if self.held_out is not None and not self.pairs.held_out:
             result = replace(result, held_out=result._evaluate_on(self.held_out.pairs))
         return result

@@ -380,7 +380,8 @@ def _select_parent_values(
         return circuit_value
     for d in range(1, mask.dim()):  # words (or heads) that read the same arrows share a collection
         if mask.shape[d] > 1 and circuit_value.shape[d] == corrupt_value.shape[d] == 1:
-            mask = _collapse_dim(mask, slot_arrows >= 0, d)
+            has_true, has_false = (part.any(d, keepdim=True) for part in (mask, ~mask & (slot_arrows >= 0)))
+            mask = mask if bool((has_true & has_false).any()) else has_true  # if all entries with an arrow agree
     event_dim = circuit_value.dim() - mask.dim()
     return torch.where(mask.reshape(*mask.shape, *[1] * event_dim), circuit_value, corrupt_value)
 
@@ -391,12 +392,6 @@ def _build_mask(slot_arrows: Tensor, retained: Tensor) -> Tensor | None:
         return None
     mask = retained[:, slot_arrows.clamp(min=0)] & (slot_arrows >= 0)
     return None if bool((mask | ~(slot_arrows >= 0)).all()) else mask
-
-
-def _collapse_dim(mask: Tensor, has_arrow: Tensor, dim: int) -> Tensor:
-    """Reduce a dim of a mask to size 1 if all entries with an arrow agree along it; else return the mask unchanged."""
-    has_true, has_false = (part.any(dim, keepdim=True) for part in (mask, ~mask & has_arrow))
-    return mask if bool((has_true & has_false).any()) else has_true
 
 
 # --------------------------------------------------------------------------------------------------------------------

@@ -374,7 +374,9 @@ def measure_curves(
 
     def build_masks(values: FloatArray) -> Any:  # [share, edge], with the edges that are not ranked
         masks = np.broadcast_to(is_fixed, (len(counts), size)).copy()
-        masks[:, ~is_fixed] = rank_edges(values, counts)
+        ranks = np.empty(len(values), dtype=np.int64)
+        ranks[np.argsort(-values, kind="stable")] = np.arange(len(values))  # ties are in the order of the edges
+        masks[:, ~is_fixed] = ranks < np.array(counts)[:, None]
         return masks
 
     rankings = {
@@ -405,26 +407,10 @@ def measure_curves(
     return FaithfulnessCurves(tuple(shares), counts, count, clean, empty, *results, confidence, resamples, seed)
 
 
-def rank_edges(scores: FloatArray, counts: Sequence[int]) -> Any:
-    """The masks of the edges with the highest scores, `[count, edge]`; ties are in the order of the edges."""
-    ranks = np.empty(len(scores), dtype=np.int64)
-    ranks[np.argsort(-scores, kind="stable")] = np.arange(len(scores))
-    return ranks < np.array(counts)[:, None]
-
-
 def integrate(values: FloatArray, k: FloatArray) -> FloatArray:
     """The integral of values, `[draw, share, resample]`, over k by trapezoids, `[draw, resample]`."""
     areas: FloatArray = ((values[:, 1:] + values[:, :-1]) / 2 * np.diff(k)[:, None]).sum(1)
     return areas
-
-
-def _orient_effects(sweep: Sweep) -> dict[str, float]:
-    """The effects of a sweep as contributions to the clean run: positive if the edge moves the metric towards it."""
-    sign = -1.0 if sweep.direction == "noise" else 1.0
-    if sweep.clean is not None and sweep.corrupt is not None and float(sweep.total.mean()) < 0:
-        sign = -sign
-    table = np.asarray(sweep.values)
-    return {name: sign * float(table[index]) for index, name in sweep.names.items()}
 
 
 def _parse_shares(shares: object) -> tuple[float, ...]:
@@ -458,8 +444,12 @@ def _parse_scores(scores: Any, runs: CircuitRuns) -> tuple[dict[str, FloatArray]
 
 def _parse_method(subject: str, scores: Any, runs: CircuitRuns) -> FloatArray:
     """The scores of one method, `[edge]`: of a sweep, a circuit or a mapping."""
-    if isinstance(scores, Sweep):
-        scores = _orient_effects(scores)
+    if isinstance(scores, Sweep):  # as contributions to the clean run: positive if the edge moves the metric to it
+        sign = -1.0 if scores.direction == "noise" else 1.0
+        if scores.clean is not None and scores.corrupt is not None and float(scores.total.mean()) < 0:
+            sign = -sign
+        table = np.asarray(scores.values)
+        scores = {name: sign * float(table[index]) for index, name in scores.names.items()}
     elif isinstance(scores, Circuit):
         scores = scores.effects
     elif isinstance(scores, StoredCircuit):

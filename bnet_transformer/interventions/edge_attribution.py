@@ -55,8 +55,7 @@ def add_edge_effects(effects: Tensor, item: GradientRun, edges: EdgeCells) -> No
     order = np.argsort(table.readers[edges.edges], kind="stable")
     readers = table.readers[edges.edges[order]]
     number_of = {writer: k for k, writer in enumerate(edges.writer_units)}
-    pairs = zip(table.writers[edges.edges].tolist(), table.writer_units[edges.edges].tolist(), strict=True)
-    numbers = np.array([number_of[pair] for pair in pairs])
+    numbers = np.array([number_of[table.get_writer(edge)] for edge in edges.edges])
     for r, estimates in estimate_edges(item.run, item.base_run.writer_differences, edges, gradients, by_word=by_word):
         inside = order[slice(*np.searchsorted(readers, [r, r + 1]))]
         index = [torch.from_numpy(table.reader_units[edges.edges[inside]]), torch.from_numpy(numbers[inside])]
@@ -88,11 +87,6 @@ def _find_target_gradients(item: GradientRun) -> dict[int, Tensor]:
 Path = tuple[list[int], list[int]]  # the sums and writers at which the path of a reader stops; the groups after them
 
 
-def find_reader_path(structure: EdgeStructure, reader: ReaderGroup) -> Path:
-    """The path from a reader back to the nearest sums and writers."""
-    return structure.find_sums([reader.target.parents[k].index for k in reader.slots], structure.writer_index)
-
-
 def estimate_edges(
     run: PatchedRun,
     differences: Mapping[int, Tensor],
@@ -116,7 +110,10 @@ def estimate_edges(
     """
     structure = edges.structure
     readers = [r for r in edges.reader_groups if structure.reader_groups[r].target.group.index in gradients]
-    paths = {r: find_reader_path(structure, structure.reader_groups[r]) for r in readers}
+    paths = {}
+    for r in readers:  # back to the nearest sums and writers
+        reader = structure.reader_groups[r]
+        paths[r] = structure.find_sums([reader.target.parents[k].index for k in reader.slots], structure.writer_index)
     tangents = build_linear_pass(run, differences, structure, readers, edges.writer_units, Norms.DERIVATIVE)
     tangents.compute({index for ends, _ in paths.values() for index in ends})
     dense: dict[int, Block] = {}

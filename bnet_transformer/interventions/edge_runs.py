@@ -57,7 +57,7 @@ from bnet_transformer.interventions.patched_run import (
     find_needed_positions,
     get_layout_shape,
 )
-from bnet_transformer.reference import GroundModel, locate_node
+from bnet_transformer.reference import locate_node
 
 # --------------------------------------------------------------------------------------------------------------------
 # What the readers of a circuit see: the corrupt run, and a deviation that is the sum over their retained writers.
@@ -108,16 +108,14 @@ class ReaderView:
     def compute_deviation(self, index: int) -> Tensor | None:
         """The deviation of a group; None if it is zero."""
         if index not in self.deviations:
-            is_sum = index in self.circuit.run.sums
-            self.deviations[index] = self._compute_sum(index) if is_sum else self._compute_deviation(index)
+            run = self.circuit.run
+            if index not in run.sums:
+                self.deviations[index] = self._compute_deviation(index)
+            elif index in run.structure.writer_index and not run.structure.list_linear_parents(index):
+                self.deviations[index] = self._select_writers(index)
+            else:
+                self.deviations[index] = self._multiply(self.circuit.get_sum(index))
         return self.deviations[index]
-
-    def _compute_sum(self, index: int) -> Tensor | None:
-        """The deviation of a sum of writers."""
-        run = self.circuit.run
-        if index in run.structure.writer_index and not run.structure.list_linear_parents(index):
-            return self._select_writers(index)
-        return self._multiply(self.circuit.get_sum(index))
 
     def _multiply(self, parts: Sequence[WriterChanges]) -> Tensor | None:
         """The sum over writers, for each reader."""
@@ -393,7 +391,8 @@ class CircuitValues:
             return
         if spec.tpm.is_random and not is_outcome:
             return
-        if index in structure.leaves or (not readers and not self._has_computed_parent(spec)):
+        is_clean = not readers and not any(parent.index in self.values for parent in spec.parents)
+        if index in structure.leaves or is_clean:
             if index in self.run.clean.values:
                 self.values[index] = self.run.clean.values[index]
         else:
@@ -407,10 +406,6 @@ class CircuitValues:
             if self.run.ablation is not None:
                 left_out = self.run.ablation.apply(self.run.clean, index, self.values[index], self.run.corrupt)
                 self.changes[self.run.list_changes(w)[1]] = left_out - corrupt
-
-    def _has_computed_parent(self, spec: NodeSpec) -> bool:
-        """Whether a parent has a value that differs from the clean run."""
-        return any(parent.index in self.values for parent in spec.parents)
 
     def _evaluate(self, spec: NodeSpec, readers: Sequence[int], *, is_outcome: bool) -> Tensor:
         """The value of a group in each circuit; for writers that are a part, without the linear slots."""
@@ -714,20 +709,17 @@ def build_edge_runner(clean: object, corrupt: object, metric: object, memory: in
     """Validate the sentences and the metric, and build the runner of their circuits.
 
     Args:
-        clean: The sentence or sentences that circuits run.
-        corrupt: The corrupt sentence or sentences.
+        clean: The sentence or sentences that circuits run, or examples.
+        corrupt: The corrupt sentence or sentences, or of examples the ablation or the corrupt ones.
         metric: The metric, as for `bt.sweep`.
         memory: The approximate number of bytes that are used at once.
 
     Returns:
         The runner.
     """
-    clean_examples, corrupt_examples = parse_example_pair(clean, corrupt)
-    return build_runner(clean_examples, corrupt_examples, metric, memory)
-
-
-def build_runner(clean_examples: Examples, corrupt: Examples | Ablation, metric: object, memory: int) -> EdgeRunner:
-    """The runner of the circuits of valid examples."""
+    is_parsed = isinstance(clean, Examples) and isinstance(corrupt, Examples | Ablation)
+    clean_examples, corrupt = (clean, corrupt) if is_parsed else parse_example_pair(clean, corrupt)
+    assert isinstance(clean_examples, Examples) and isinstance(corrupt, Examples | Ablation)
     peer = corrupt if isinstance(corrupt, Examples) else corrupt.donors
     if peer is not None and not has_difference(clean_examples, peer):
         actual = "clean and corrupt sentences with the same values"
@@ -736,7 +728,11 @@ def build_runner(clean_examples: Examples, corrupt: Examples | Ablation, metric:
     structure = build_structure(clean_examples, peer, parsed.nodes)
     model = clean_examples.model
     specs, ground = model.network.specs, model.ground
-    _check_readouts(structure, model, parsed.nodes)
+    inputs = {writer.spec.group.index for writer in structure.writer_groups if writer.kind == "input"}
+    for node in parsed.nodes:
+        if ground.group_of(node).index in inputs:
+            expected = "nodes that an edge enters, for circuits of edges"
+            raise BNetError(f"metric of {ground.name(node)}", expected=expected, actual="a writer of the input")
     if peer is not None:
         _check_interventions(structure, clean_examples, peer)
     if isinstance(corrupt, Ablation):
@@ -756,15 +752,6 @@ def build_runner(clean_examples: Examples, corrupt: Examples | Ablation, metric:
         if obstacle is not None:
             raise UnsupportedError(f"edges cannot share a run, because {obstacle}")
     return EdgeRunner(clean_examples, corrupt, structure, parsed, choices, needed, check_int("memory", memory))
-
-
-def _check_readouts(structure: EdgeStructure, model: GroundModel, nodes: Sequence[int]) -> None:
-    """Raise an error for a metric of a node that no edge enters, such as an embedding."""
-    inputs = {writer.spec.group.index for writer in structure.writer_groups if writer.kind == "input"}
-    for node in nodes:
-        if model.ground.group_of(node).index in inputs:
-            expected = "nodes that an edge enters, for circuits of edges"
-            raise BNetError(f"metric of {model.ground.name(node)}", expected=expected, actual="a writer of the input")
 
 
 def _check_interventions(structure: EdgeStructure, clean: Examples, corrupt: Examples) -> None:

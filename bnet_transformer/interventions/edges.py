@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class EdgeTable:
     def __len__(self) -> int:
         return len(self.readers)
 
-    def get_writer(self, edge: int) -> WriterUnit:
+    def get_writer(self, edge: SupportsIndex) -> WriterUnit:
         """The writer of an edge."""
         return int(self.writers[edge]), int(self.writer_units[edge])
 

@@ -476,7 +476,9 @@ class Metric:
 
 
 def parse_metric(examples: Examples, metric: object) -> Metric:
-    """Parse a metric: a mapping from a node to its states, or a function of nodes."""
+    """Parse a metric: a mapping from a node to its states, or a function of nodes; a parsed one is unchanged."""
+    if isinstance(metric, Metric):
+        return metric
     if isinstance(metric, Mapping):
         return _parse_metric_mapping(examples, metric)
     if callable(metric):

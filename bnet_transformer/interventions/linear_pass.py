@@ -402,8 +402,7 @@ def compute_edge_patches(
         part = edges.select(table.readers[edges.edges] == r)
         spec = reader.target
         num_words = count_words(run.examples.model, spec.group.index)
-        pairs = zip(table.writers[part.edges].tolist(), table.writer_units[part.edges].tolist(), strict=True)
-        cells = torch.tensor([number_of[pair] for pair in pairs])
+        cells = torch.tensor([number_of[table.get_writer(edge)] for edge in part.edges])
         units = torch.from_numpy(table.reader_units[part.edges])
         words = torch.arange(num_words)[None].expand(len(cells), -1)
         row = rows.row_ids[cells[:, None], words]
@@ -427,8 +426,8 @@ def find_effective_edges(run: PatchedRun, differences: Mapping[int, Tensor], edg
     differs: dict[int, BoolArray] = {
         w: np.any(find_differing_words(run, edges.structure, w, d), axis=-1) for w, d in differences.items()
     }
-    pairs = zip(table.writers[edges.edges].tolist(), table.writer_units[edges.edges].tolist(), strict=True)
-    cell_ids: IntArray = np.unique(edges.cells[[differs[w][unit] for w, unit in pairs]])
+    writers = map(table.get_writer, edges.edges)
+    cell_ids: IntArray = np.unique(edges.cells[[differs[w][unit] for w, unit in writers]])
     return cell_ids
 
 
