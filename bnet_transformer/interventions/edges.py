@@ -578,7 +578,8 @@ def write_mib(
     in_graph = {"input", "logits"}
     for name, row in edges.items():
         in_graph |= {end.split("<")[0] for end in name.split(MIB_SEPARATOR)} if row["in_graph"] else set()
-    nodes = {name: {"in_graph": name in in_graph} for name in _list_nodes(names.shape)}
+    writers = [writer for writer, reader in _iter_package_edges(names.shape, is_parallel=True) if reader == "logits"]
+    nodes = {name: {"in_graph": name in in_graph} for name in (*writers, "logits")}
     with atomic_write(as_path(path)) as target:
         target.write_text(json.dumps({"cfg": names.shape, "nodes": nodes, "edges": edges}), encoding="utf-8")
 
@@ -635,10 +636,3 @@ def read_json(path: object, net: object, *, convention: str = "mib") -> StoredCi
     members = {edge: [rows[name] for name in parts if name in rows] for edge, parts in names.items()}
     scores = {edge: float(np.mean([score for score, _ in part])) for edge, part in members.items() if part}
     return StoredCircuit(tuple(edge for edge, part in members.items() if any(flag for _, flag in part)), scores)
-
-
-def _list_nodes(shape: Mapping[str, Any]) -> list[str]:
-    """All nodes of a net of this shape, in MIB's order."""
-    layers, heads = range(shape["n_layers"]), range(shape["n_heads"])
-    inner = [name for t in layers for name in (*(f"a{t}.h{h}" for h in heads), f"m{t}")]
-    return ["input", *inner, "logits"]

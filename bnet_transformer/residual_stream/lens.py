@@ -86,7 +86,12 @@ def find_lens_path(network: Network, readout: object = None) -> LensPath:
         BNetError: There is no such readout, or it does not depend on a state over the words of a stack.
     """
     spec = _find_readout(network, readout)
-    last = _find_last_state(network, spec)
+    found = _find_states(network, spec)
+    if not found:
+        expected = "a readout that depends on a hidden state of the words of a stack"
+        raise BNetError("lens", expected=expected, actual=spec.group.name)
+    same_stack = [m for m in found if m.group.stack == spec.group.stack]
+    last = max(same_stack or found, key=lambda m: (m.group.slice or 0, m.group.index))
     groups = network.graph.by_stem[last.group.stem]
     specs = [network.specs[group.index] for group in groups if group.slice is not None]
     states = tuple(m for m in specs if m.group.slice <= last.group.slice and m.shape == last.shape)  # type: ignore[operator]
@@ -144,16 +149,6 @@ def _find_states(network: Network, readout: NodeSpec) -> list[NodeSpec]:
         else:
             frontier += (edge.parent for edge in network.graph.in_edges[index])
     return [result[index] for index in sorted(result)]
-
-
-def _find_last_state(network: Network, readout: NodeSpec) -> NodeSpec:
-    """The last state that a readout reads: of its stack if there is one, else of the last stack."""
-    states = _find_states(network, readout)
-    if not states:
-        expected = "a readout that depends on a hidden state of the words of a stack"
-        raise BNetError("lens", expected=expected, actual=readout.group.name)
-    same_stack = [m for m in states if m.group.stack == readout.group.stack]
-    return max(same_stack or states, key=lambda m: (m.group.slice or 0, m.group.index))
 
 
 def compute_log_probs(execution: ExecutionState, readout: NodeSpec) -> Tensor:
@@ -630,21 +625,16 @@ def compute_lens(state: SentenceState, readout: object = None, tuned: Any = None
         if not hasattr(tuned, "check_net"):
             raise BNetError("tuned", expected="a tuned lens, the result of bt.fit_lens", actual=tuned)
         tuned.check_net(state.network, path)
-    _check_readout_is_not_set(state, path)
+    is_set = [node for node in state.ground.select_nodes(path.readout.group).tolist() if node in state.model.do]
+    if is_set:
+        name = state.ground.name(is_set[0])
+        expected = "a readout that is not set by do"
+        raise BNetError("lens", expected=expected, actual=f"{name}, set by do", hint=f"Call undo({name!r})")
     runs = find_choice_runs(state, path)
     parts = [read_states(runs.set_choices(evaluator, run), path) for run in range(len(runs.states))]
     states = torch.stack([part if tuned is None else tuned.translate(part) for part in parts])
     reader = LensReader(evaluator, path, states, runs)
     return _summarise(state, reader, path, top, is_tuned=tuned is not None)
-
-
-def _check_readout_is_not_set(state: SentenceState, path: LensPath) -> None:
-    """Raise an error for a readout that is set."""
-    nodes = state.ground.select_nodes(path.readout.group).tolist()
-    is_set = [state.ground.name(node) for node in nodes if node in state.model.do]
-    if is_set:
-        expected, hint = "a readout that is not set by do", f"Call undo({is_set[0]!r})"
-        raise BNetError("lens", expected=expected, actual=f"{is_set[0]}, set by do", hint=hint)
 
 
 @torch.no_grad()
