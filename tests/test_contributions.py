@@ -384,7 +384,7 @@ SET_NODES = [
 ]
 
 
-@pytest.mark.parametrize(("nodes", "pool"), zip(SET_NODES, itertools.cycle(["mean", None]), strict=False))
+@pytest.mark.parametrize(("nodes", "pool"), [*zip(SET_NODES, itertools.cycle(["mean", None]), strict=False)])
 def test_each_node_is_of_one_writer_also_if_do_sets_it(nodes, pool):
     net = build_small_net(bt.encoder, pool=pool, readout=tpm.Categorical(2)) if pool else build_small_net()
     s, of = net.sentence("the cat the"), (0, 1)

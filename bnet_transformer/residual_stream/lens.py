@@ -496,7 +496,7 @@ class Lens(Result):
         torch.Size([2, 3])
         """
         (t,) = self.parse_slices(slice)
-        return Categorical(logits=self.reader.compute(slice(t, t + 1))[0].cpu(), validate_args=False)
+        return Categorical(logits=self.reader.compute(_as_slice(t))[0].cpu(), validate_args=False)
 
     def probability(self, state: str | int) -> Tensor:
         """The probability of one state of the readout, such as a word, in every distribution.
@@ -659,7 +659,7 @@ def _summarise(state: SentenceState, reader: LensReader, path: LensPath, top: in
     words = (readout.group.name,) if stack is None else tuple(state.tokens[stack])
     check_memory("lens", 12 * len(path.states) * len(words) * min(top, num_states), "a smaller top=")
     last = len(path.states) - 1
-    end = reader.compute(slice(last, last + 1))
+    end = reader.compute(_as_slice(last))
     divergence = DivergenceFrom(end)
     parts: list[tuple[Tensor, ...]] = []
     for log_probs in itertools.chain(reader.iter_chunks(last), [end]):
@@ -674,6 +674,11 @@ def _summarise(state: SentenceState, reader: LensReader, path: LensPath, top: in
     flags = (False,) * len(words) if stack is None else state.encoded.flag_special_words(state.network, stack)
     averaged = tuple(map(ground.name, reader.runs.averaged))
     return Lens(*names, top_states, probs, entropies, kl, path.norm, is_tuned, reader, flags, averaged)
+
+
+def _as_slice(index: int) -> slice:
+    """The slice of one index; for methods with a parameter `slice`."""
+    return slice(index, index + 1)
 
 
 def _to_fields(reader: LensReader) -> Fields:
