@@ -86,12 +86,12 @@ def find_lens_path(network: Network, readout: object = None) -> LensPath:
         BNetError: There is no such readout, or it does not depend on a state over the words of a stack.
     """
     spec = _find_readout(network, readout)
-    found = _find_states(network, spec)
-    if not found:
+    candidates = _find_states(network, spec)
+    if not candidates:
         expected = "a readout that depends on a hidden state of the words of a stack"
         raise BNetError("lens", expected=expected, actual=spec.group.name)
-    same_stack = [m for m in found if m.group.stack == spec.group.stack]
-    last = max(same_stack or found, key=lambda m: (m.group.slice or 0, m.group.index))
+    same_stack = [m for m in candidates if m.group.stack == spec.group.stack]
+    last = max(same_stack or candidates, key=lambda m: (m.group.slice or 0, m.group.index))
     groups = network.graph.by_stem[last.group.stem]
     specs = [network.specs[group.index] for group in groups if group.slice is not None]
     states = tuple(m for m in specs if m.group.slice <= last.group.slice and m.shape == last.shape)  # type: ignore[operator]
