@@ -82,7 +82,7 @@ def test_estimates_are_the_derivative_of_exact_edges(case, monkeypatch):
 
 
 def check_circuits(clean, corrupt, metric):
-    """Assert that circuits of all edges, of none, and of all but one are the runs of a sweep."""
+    """Assert that circuits of all edges, of no edges, and without one edge are the runs of a sweep."""
     runner = build_edge_runner(clean, corrupt, metric)
     exact = bt.sweep(clean, corrupt, at="edges", metric=metric, direction="noise")
     close(runner.evaluate_clean(), exact.clean)
