@@ -109,9 +109,7 @@ def select_edges(
     else:
         edges = edges[edges.weight >= (min_weight or 0.0)][:top]
     if limit is not None and len(edges) > limit:
-        raise limit_error(
-            "attention grid", limit, "reads", f"{len(edges)} reads", ["min_weight=", "top=", *reductions()]
-        )
+        raise limit_error("attention grid", limit, "reads", len(edges), ["min_weight=", "top=", *reductions()])
     selected = [(attentions[k], i, j, weight) for k, i, j, weight, _ in reversed(edges.tolist())]  # strongest on top
     caption = f"Showing {len(edges):,} of {total:,} reads"
     if top is not None:

@@ -204,10 +204,11 @@ def parse_options(kind: type[OptionsT], options: Mapping[str, Any]) -> OptionsT:
     return kind(**options)
 
 
-def limit_error(subject: str, limit: float, unit: str, received: str, reductions: Sequence[str]) -> BudgetError:
+def limit_error(subject: str, limit: float, unit: str, count: int, reductions: Sequence[str]) -> BudgetError:
     """The error for a figure with too many arrows to be readable; it names the options that make it smaller."""
-    hint = f"To draw less, use {', '.join(reductions)}; or use a larger limit="
-    return BudgetError(subject, expected=f"at most {limit} {unit}", actual=received, hint=hint)
+    hint = "; or use ".join((*filter(None, [", ".join(reductions)]), f"limit={count}"))
+    expected, actual = f"at most {limit:,} {unit}", f"{count:,} {unit}"
+    return BudgetError(subject, expected=expected, actual=actual, hint=f"To draw less, use {hint}")
 
 
 # highlights

@@ -228,18 +228,18 @@ def _layout_nodes(state: SentenceState, options: SentenceOptions, fallback: Call
     if options.only is not None:
         selection = _restrict_words(ground, selection, get_highlighted_names(options.only))
     count, reductions = ground.count_arrows(selection), partial(_list_reductions, state, options, "nodes")
-    limit_parts = "figure of the nodes", limit, "arrows", f"{ground.count_nodes(selection)} nodes and {count} arrows"
+    limit_parts = "figure of the nodes", limit, "arrows"
     has_filter = any(part is not None for part in (options.only, options.min_weight, options.top))
     # With a filter, the number of arrows that remain is known only after their weights are computed.
     if count > (max(limit, MAX_WEIGHED_ARROWS) if has_filter else limit):
-        raise limit_error(*limit_parts, reductions())
+        raise limit_error(*limit_parts, count, reductions())
     weights, reason = _attention_weights(state, options, selection)
     if weights is not None and options.top is not None:
         weights = _select_strongest(state, weights, options)
     min_weight = options.min_weight or 0.0
     weak = sum(weight < min_weight for weight in (weights or {}).values())
     if options.only is None and count - weak > limit:
-        raise limit_error(*limit_parts, reductions())
+        raise limit_error(*limit_parts, count - weak, reductions())
     graph = ground_graph_to_networkx(
         state.network,
         ground,
@@ -255,7 +255,7 @@ def _layout_nodes(state: SentenceState, options: SentenceOptions, fallback: Call
     elif options.slices is not None or options.words is not None or not options.special:
         graph = drop_wordless_components(graph)
     if graph.number_of_edges() > limit:
-        raise limit_error(*limit_parts, reductions())
+        raise limit_error(*limit_parts, graph.number_of_edges(), reductions())
     if not len(graph):
         raise BNetError("the options exclude all nodes of the figure", hint="Select more slices, words or heads")
     boxes = {} if options.boxes is None else _assign_boxes(state, options.boxes, options, list(graph))
@@ -413,7 +413,7 @@ def _list_reductions(state: SentenceState, options: SentenceOptions, view: str) 
     """The options that make a figure smaller, as text."""
     graph = state.network.graph
     names = {"nodes": ("words", "slices", "heads"), "words": ("words", "slices")}[view]
-    is_useful = {"words": True, "slices": graph.depth > 1, "heads": "head" in graph.plate_sizes}
+    is_useful = {"words": bool(graph.word_stacks), "slices": graph.depth > 1, "heads": "head" in graph.plate_sizes}
     reductions = [f"{name}=" for name in names if is_useful[name]]
     if options.special and state.encoded.find_special_words(state.network):
         reductions.append("special=False")
