@@ -459,6 +459,7 @@ def sample_words(network: Network, n: int, words: object, start: object, seed: i
         raise BNetError("start", expected="a word or its id", actual=start)
     if start is None:
         raise BNetError("start", expected="the word before the first word, because the net has no start word")
+    check_memory("sample", 8 * n * (length + 1), "a smaller n= or words=")
     prompts = [[task.encoders[stack].id(start)]] * n
     choices = "draw" if task.has_choices else "sum"
     result = generate(network, prompts, method="sample", length=length, choices=choices, seed=seed)
