@@ -275,7 +275,7 @@ def mini():
 @pytest.mark.slow
 def test_special_tokens_are_left_out_and_their_attention_is_stated(mini):
     n = len(mini.words)
-    words = [k for k in range(n) if not mini.special[k]]
+    words = [k for k in range(n) if not mini.tokens.special[k]]
     mean = np.stack([mini.attention(t).mean(0).numpy() for t in range(6)])
     share = mean[:, words][:, :, [0, n - 1]].sum(-1).mean()
     for picture in (mini.picture(special=False), bt.picture(mini.reads(range(6)), special=False)):
