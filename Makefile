@@ -91,14 +91,12 @@ SPHINX = $(BIN)/python -m sphinx -c docs -d build/doctrees -q
 
 docs: $(DOCS)
 	@echo "== docs: the pictures of docs/figures.md, docs/plots.md and docs/gallery.md, made by the code of these pages"
-	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/figures.py
-	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/plots.py
-	@OMP_NUM_THREADS=1 $(BIN)/python docs/scripts/gallery.py
+	@printf 'docs/scripts/%s.py\n' gallery figures plots | OMP_NUM_THREADS=1 xargs -n 1 -P 2 $(BIN)/python
 	@echo "== docs: the links of the pages as plain Markdown"
 	@$(BIN)/python docs/scripts/check_links.py
 	@echo "== docs: the site, into build/docs; a warning is an error"
 	@rm -rf build/docs docs/api/generated
-	@$(SPHINX) -b html -W --keep-going . build/docs
+	@$(SPHINX) -j auto -b html -W --keep-going . build/docs
 	@echo "== docs: the links of the site"
 	@$(BIN)/python docs/scripts/check_site.py
 	@echo "open build/docs/index.html"

@@ -4,7 +4,8 @@
     python notebooks/run.py 1_the_bnet          notebooks whose names start with this (or paths)
     python notebooks/run.py --check             execute and write nothing, for CI
 
-A kernel uses one thread, unless OMP_NUM_THREADS is set, so that last digits depend less on the machine. The saved
+As many notebooks as there are cores run at a time, and they are reported in their order. A kernel uses one thread,
+unless OMP_NUM_THREADS is set, so that last digits depend less on the machine. The saved
 outputs are stable: they have no times, no random ids and no state of widgets, and streams are merged. A second run of
 the same source on the same machine changes nothing. A fault is a cell that fails, prints to stderr, or prints an
 address or a path of this machine; a notebook of more than `SIZE` bytes; and one that takes longer than `WALL` seconds
@@ -23,6 +24,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 try:
@@ -57,17 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; report outputs that differ")
     parser.add_argument("--slack", type=float, default=SLACK, help=f"the time limit, in units of {WALL:.0f} s")
     args = parser.parse_args(argv)
-    num_failed = 0
-    for path in find_notebooks(args.names):
-        start = time.perf_counter()
-        try:
-            message = run_notebook(path, check=args.check, limit=WALL * args.slack)
-        except NotebookError as fault:
-            num_failed += 1
-            message = f"FAILED\n{fault}"
-        seconds = time.perf_counter() - start
-        print(f"{path.stem:48} {seconds:5.0f} s {path.stat().st_size / 1000:6.0f} kB  {message}", flush=True)
-    return 1 if num_failed else 0
+    run = partial(try_notebook, check=args.check, limit=WALL * args.slack)
+    is_good = True
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for passed, line in pool.map(run, find_notebooks(args.names)):
+            is_good &= passed
+            print(line, flush=True)
+    return 0 if is_good else 1
 
 
 def find_notebooks(names: Sequence[str]) -> list[Path]:
@@ -84,6 +83,17 @@ def find_notebooks(names: Sequence[str]) -> list[Path]:
             )
         result += matches
     return result
+
+
+def try_notebook(path: Path, *, check: bool, limit: float) -> tuple[bool, str]:
+    """Whether a notebook has no fault, and its line of the report."""
+    start = time.perf_counter()
+    try:
+        passed, message = True, run_notebook(path, check=check, limit=limit)
+    except NotebookError as fault:
+        passed, message = False, f"FAILED\n{fault}"
+    seconds = time.perf_counter() - start
+    return passed, f"{path.stem:48} {seconds:5.0f} s {path.stat().st_size / 1000:6.0f} kB  {message}"
 
 
 def run_notebook(path: Path, *, check: bool, limit: float) -> str:
