@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, is_dataclass
 from functools import partial, wraps
 from inspect import Parameter, Signature
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -217,6 +217,7 @@ def _convert_norm(role: str, t: int | None, norm: nn.Module) -> RoleParameters:
 
 Vocabulary = Sequence[str] | int | None
 Options = TypeVar("Options")
+P = ParamSpec("P")  # the arguments of a class of options, which are those of its builder
 TABLE = "W_embed"
 WORD, HEADS = ["word"], ["head", "word"]
 
@@ -261,7 +262,7 @@ class NetOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TransformerOptions(NetOptions):
     """The options of a transformer.
 
@@ -302,31 +303,33 @@ class TransformerOptions(NetOptions):
 
 
 def takes_options(
-    options_class: type[Options], **defaults: object
-) -> Callable[[Callable[[Options], BNet]], Callable[..., BNet]]:
+    options_class: Callable[P, Options], **defaults: object
+) -> Callable[[Callable[[Options], BNet]], Callable[P, BNet]]:
     """Decorate a builder of a net from options: it takes the fields of the options as keyword arguments.
 
     The signature of the builder and the `Args:` of its docstring are those of the class of the options.
 
     Args:
-        options_class: A frozen dataclass; its first field is also a positional argument.
+        options_class: A frozen dataclass; its first field is also a positional argument. Type checkers read the
+            arguments of the builder from it.
         **defaults: The defaults that differ from those of the class.
     """
-    members = fields(cast(Any, options_class))
+    declared = cast("type[Any]", options_class)
+    members = fields(declared)
     kinds = [Parameter.POSITIONAL_OR_KEYWORD, *[Parameter.KEYWORD_ONLY] * (len(members) - 1)]
     parameters = [Parameter(f.name, kind, annotation=f.type) for f, kind in zip(members, kinds, strict=True)]
     known = {f.name: f.default for f in members if f.default is not MISSING} | defaults
     parameters = [p.replace(default=known.get(p.name, Parameter.empty)) for p in parameters]
     signature = Signature(parameters, return_annotation="BNet")
-    classes = [c for c in options_class.__mro__ if is_dataclass(c)]
+    classes = [c for c in declared.__mro__ if is_dataclass(c)]
     texts = [(c.__doc__ or "").partition("    Args:\n")[2].rstrip() for c in reversed(classes)]
 
-    def decorate(build: Callable[[Options], BNet]) -> Callable[..., BNet]:
+    def decorate(build: Callable[[Options], BNet]) -> Callable[P, BNet]:
         @wraps(build)
-        def builder(*args: object, **options: object) -> BNet:
+        def builder(*args: P.args, **options: P.kwargs) -> BNet:
             bound = signature.bind(*args, **options)
             bound.apply_defaults()
-            return build(options_class(**bound.arguments))
+            return build(declared(**bound.arguments))
 
         builder.__doc__ = (build.__doc__ or "").replace("        {options}", "\n".join(texts))
         builder.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": "BNet"}

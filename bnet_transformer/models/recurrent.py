@@ -23,7 +23,7 @@ CELLS = ("rnn", "lstm")
 GATE_ACTIVATIONS = {"input": "sigmoid", "forget": "sigmoid", "output": "sigmoid", "candidate": "tanh"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RecurrentOptions(NetOptions):
     """The options of a recurrent net.
 

@@ -98,7 +98,7 @@ def decoder(options: TransformerOptions) -> BNet:
 DEFAULT_MASKS: dict[str, object] = {"enc": None, "dec": "causal", "cross": None}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TwoStackOptions(TransformerOptions):
     """The options of an encoder with a decoder.
 
