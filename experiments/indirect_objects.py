@@ -22,6 +22,7 @@ from torch import Tensor
 
 import bnet_transformer as bt
 from bnet_transformer.interventions import Mean
+from bnet_transformer.interventions.sweep_results import Sweep
 from experiments.result import Result
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -162,7 +163,7 @@ def accuracy() -> Result:
 
 
 @functools.cache
-def sweep_heads() -> bt.interventions.Sweep:
+def sweep_heads() -> Sweep:
     """Return the effect of the corrupt values of each head in the chosen prompts, exact."""
     prompts = create_prompts("chosen")
     over = ("slice", "group", "head")

@@ -175,6 +175,7 @@ def _draw_edges(
     """Draw a horizontal bar for each edge, in one of two colours."""
     labels, numbers, marks = (np.asarray(column) for column in (edges, values, is_marked))
     ax = canvas.add_axes(3.2, 0.17 * len(labels))
+    ax.locator_params(axis="x", nbins=5)  # numbers such as 0.025 side by side
     for name, colour, mask in zip(names, ("accent", "prior"), (marks.astype(bool), ~marks.astype(bool)), strict=True):
         if mask.any():
             style: Any = {"color": canvas.colours[colour], "label": name, "linewidth": 0, "zorder": 2}

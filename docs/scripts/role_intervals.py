@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from bnet_transformer.attention.roles import RelationStatistics
+from bnet_transformer.attention.roles import estimate_shares
 
 RELATIONS, TRUTHS, MIN_SHARE = 7, 400, 0.01
 SENTENCES = (1, 10, 50, 200)
@@ -45,14 +44,9 @@ def measure_coverage(rng: np.random.Generator, sample: Draw, sentences: int) -> 
     widths: list[float] = []
     for _ in range(TRUTHS):
         theta = rng.dirichlet(np.full(RELATIONS, 0.5))
-        tally = RelationStatistics((1, 1, RELATIONS), 1 / RELATIONS, 1, 0)
-        lengths = rng.integers(5, 30, sentences)
-        for words in np.unique(lengths).tolist():
-            y = np.stack([sample(rng, theta, words) for _ in range(int((lengths == words).sum()))])
-            codes = torch.arange(RELATIONS).expand(len(y), words, RELATIONS)
-            candidates = torch.ones(words, RELATIONS, dtype=torch.bool)
-            tally.add(codes, [torch.from_numpy(y)[None]], [candidates], range(len(y)))
-        result = tally.posterior(0.9)
+        y = np.stack([sample(rng, theta, int(words)).mean(0) for words in rng.integers(5, 30, sentences)])
+        chance = np.full((sentences, 1, RELATIONS), 1 / RELATIONS)
+        result = estimate_shares(y[:, None, None], chance, 1 / RELATIONS, 0.9, 1, 0)
         low, high = (result[end][0, 0].numpy() for end in ("low", "high"))
         is_counted = theta > MIN_SHARE
         covered += ((low <= theta) & (theta <= high))[is_counted].tolist()
@@ -62,7 +56,6 @@ def measure_coverage(rng: np.random.Generator, sample: Draw, sentences: int) -> 
 
 def main() -> None:
     """Print the table."""
-    torch.set_num_threads(1)
     rng = np.random.default_rng(0)
     print("| a sentence reads | " + " | ".join(f"{n} sentence{'s' * (n > 1)}" for n in SENTENCES) + " |")
     print("|---|" + "---|" * len(SENTENCES))
