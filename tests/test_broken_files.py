@@ -210,7 +210,7 @@ def test_too_large_requests_are_refused_before_allocation(tmp_path):
     for call, message in (
         (s.graph, "networkx graph: expected at most 100,000 arrows"),
         (s.tan, "quotient graph: expected at most 10000000 arrows"),
-        (lambda: s.draw(tmp_path / "a.svg", detail="nodes"), "figure of the nodes: expected at most 2000 arrows"),
+        (lambda: s.draw(tmp_path / "a.svg", detail="nodes"), "figure of the nodes: expected at most 2,000 arrows"),
         (lambda: s.draw(tmp_path / "a.svg", words=range(7_000)), "attention grid: expected at most 10000000 pairs"),
         (lambda: bt.volume_preserving(3).iterate([[0.0] * 3], 10**15), "steps: expected at most"),
         (lambda: bt.bayesuvius(4, observe=Categorical(10**12)), "parameters: expected at most"),

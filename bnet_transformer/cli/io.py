@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from bnet_transformer._core.checks import is_integer, parse_float
-from bnet_transformer._core.tensors import rank_by_size
 from bnet_transformer._core.tokens import as_labels, distinguish, name_columns
 from bnet_transformer.cli.group import Count, escape_control
 from bnet_transformer.errors import BNetError, FileError
@@ -459,6 +458,8 @@ class TableOutput(Output):
 
     def format_rows(self, table: pd.DataFrame, by: str | None = None) -> list[str]:
         """Return the printed lines of a table: the rows with the largest absolute values in the column `by`."""
+        from bnet_transformer._core.tensors import rank_by_size
+
         if by is not None and not self.all_:
             table = table.iloc[rank_by_size(table[by].to_numpy())]
         top = (table if self.all_ else table.head(self.num_rows)).copy()
