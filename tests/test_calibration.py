@@ -1,8 +1,11 @@
 """Simulation-based calibration: correct posteriors pass, wrong ones are named, and bands have their stated level."""
 
+import math
 import os
 import signal
+from collections import Counter
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
@@ -154,7 +157,22 @@ def test_the_probability_of_a_band_is_that_of_all_outcomes(count, tail):
     cells = np.stack(np.meshgrid(*[np.arange(count)] * count, indexing="ij"), -1).reshape(-1, count)
     below = (cells[:, :, None] < np.arange(1, count)).sum(1)
     smallest = tails[np.arange(count - 1), below].min(1)
-    assert calibration.exceedance_probability(count, tail) == pytest.approx((smallest <= tail).mean(), abs=1e-9)
+    assert calibration.exceedance_probability(count, tail) == pytest.approx((smallest <= tail).mean(), rel=1e-12)
+
+
+def test_small_p_values_have_correct_digits():
+    """In fractions: given the sum of the first cells, the number of values in the next one is binomial."""
+    count, tail = 20, 1e-14
+    remaining = {0: Fraction(1)}  # the probability of each partial sum that is still inside
+    for cell, row in enumerate(calibration._tail_probabilities(count) > tail):
+        share, sums = Fraction(1, count - cell), Counter()
+        for n, p in remaining.items():
+            for m in np.flatnonzero(row[n:]).tolist():
+                sums[n + m] += p * math.comb(count - n, m) * share**m * (1 - share) ** (count - n - m)
+        remaining = sums
+    expected = float(1 - sum(remaining.values()))
+    assert 0 < expected < 1e-14
+    assert calibration.exceedance_probability(count, tail) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name in ("word", "sprinkler", "two selectors", "tagger")])

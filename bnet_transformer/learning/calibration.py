@@ -94,19 +94,22 @@ def exceedance_probability(count: int, tail: float) -> float:
     This is the p value of an ECDF whose smallest tail probability is `tail`.
     """
     # The numbers of uniform values in K equal cells are multinomial, which is K independent Poisson numbers given that
-    # their sum is N. So the probability that all partial sums stay in their intervals is a product of convolutions with
-    # one Poisson distribution, each followed by a truncation, divided by the Poisson probability of N (the exact
-    # algorithm of Moscovich and Nadler 2017, "Fast calculation of boundary crossing probabilities for Poisson
-    # processes", on a grid). No simulation is needed.
+    # their sum is N. So partial sums that are still in all their intervals have the density of convolutions with one
+    # Poisson distribution, each followed by a truncation (the exact algorithm of Moscovich and Nadler 2017, "Fast
+    # calculation of boundary crossing probabilities for Poisson processes", on a grid). No simulation is needed. The
+    # result is the sum of what is truncated, because 1 minus what remains has no correct digit if it is below 1e-15.
     inside = _tail_probabilities(count) > tail
     numbers = np.arange(count + 1)
     increments = stats.poisson.pmf(numbers, count / (len(inside) + 1))
+    points = get_points(count)[:, None]
+    last = stats.poisson.pmf(count - numbers, count * (1 - points))  # of the values above a point, `[point, count + 1]`
     density = np.zeros(count + 1)
-    density[0] = 1.0
-    for row in inside:
-        density = np.convolve(density, increments)[: count + 1] * row
-    total = float(density @ increments[::-1])  # the last cell contains the other values
-    return max(0.0, 1.0 - total / float(stats.poisson.pmf(count, count)))
+    density[0], total = 1.0, 0.0
+    for row, others in zip(inside, last, strict=True):
+        density = np.convolve(density, increments)[: count + 1]
+        total += float(density[~row] @ others[~row])
+        density *= row
+    return min(1.0, total / float(stats.poisson.pmf(count, count)))
 
 
 def ecdf_p_value(values: FloatArray) -> float:
