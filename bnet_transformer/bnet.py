@@ -258,9 +258,9 @@ class BNet(StructureQueries):
 
         Args:
             prompt: One prompt (a text, a list of words or of ids), or a list of prompts.
-            **options: The options of `training.generate`, such as `method="greedy"`, `"beam"` or `"sample"`. `do=` sets
-                or changes nodes at every word (activation steering, ablations, patches), and `choices="draw"` draws
-                latent choices.
+            **options: The options of `generation.generate`, such as `method="greedy"`, `"beam"` or `"sample"`; `do=`
+                sets or changes nodes at every word (activation steering, ablations, patches), and `choices="draw"`
+                draws latent choices.
 
         Returns:
             The words, ids and log probabilities of each continuation, and the drawn states of choices.
@@ -319,7 +319,7 @@ class BNet(StructureQueries):
         Args:
             window: The first vectors, `[..., word, dim]`.
             steps: The number of new vectors.
-            **options: The options of `training.iterate`.
+            **options: The options of `generation.iterate`.
 
         Returns:
             A tensor `[..., steps, dim]`.

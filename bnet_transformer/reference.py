@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ class AttentionRow:
     weights: Tensor
 
 
+K = TypeVar("K")
 Interventions = Mapping[int, Tensor | AttentionRow]
 
 
@@ -70,6 +71,17 @@ class GroundModel:
         rows |= {node: value.weights for node, value in interventions.items() if isinstance(value, AttentionRow)}
         retained = {node: _retained_reaches(self.spec(node)) for node in rows}
         return replace(self, ground=self.ground.surgery(do, retained), do=do, attention_rows=rows)
+
+    def to_float64(self) -> GroundModel:
+        """The same sentence with parameters and values in float64."""
+        names = ("inputs", "do", "attention_rows")
+        values: dict[str, Any] = {name: cast_to_float64(getattr(self, name)) for name in names}
+        return replace(self, network=self.network.to(torch.float64), **values)
+
+
+def cast_to_float64(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
+    """Real values in float64; states unchanged."""
+    return {key: value.double() if value.is_floating_point() else value for key, value in values.items()}
 
 
 def find_slot_parents(

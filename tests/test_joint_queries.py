@@ -17,6 +17,7 @@ from bnet_transformer.attention.rollout import find_best_paths, max_flow
 from bnet_transformer.graph import GroundGraph
 from bnet_transformer.graph.d_separation import SeparationQuery, are_separated
 from bnet_transformer.graph.queries import find_active_trail, find_minimal_separator
+from bnet_transformer.interventions import Attend
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import close, get_case, two_head_net
 from tests.test_graph import as_networkx, make_ground_graph, plans
@@ -282,6 +283,15 @@ def test_the_partial_correlation_is_that_of_the_linear_net():
         result = s.separated("x_0_0", y, observed, verify=True)
         assert result.over_roots == pytest.approx(float(expected), abs=1e-6) and result.over_choices is None
         assert result.dependence == result.over_roots > 0.05
+
+
+def test_dependence_under_a_row_of_attention_that_is_set():
+    net = bt.decoder(8, heads=2, slices=2, vocabulary=["the", "cat", "sat"])  # float32; the check is in float64
+    s = net.sentence("the cat sat").do({"a_0_*_1": Attend([0.0, 1.0, 0.0])})
+    result = s.separated("x_0_0", "y_1", verify=True)  # word 1 reads word 0 in slice 1 only
+    assert not result.separated and result.dependence > 1e-4
+    both = s.do({"a_1_*_1": Attend([0.0, 1.0, 0.0])}).separated("x_0_0", "y_1", verify=True)
+    assert both.dependence == 0  # the arrow of a value with weight 0 stays in the graph
 
 
 def test_ids_represent_the_vectors_that_they_select():

@@ -18,7 +18,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,7 +33,15 @@ from bnet_transformer._core.tensors import preserve_python_rng, to_numpy
 from bnet_transformer._core.tokens import get_raw
 from bnet_transformer.declare import Declaration, Node
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, FileError, format_count, format_value
-from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun, find_open_choices, parents
+from bnet_transformer.reference import (
+    ATOL,
+    BUDGET,
+    GroundModel,
+    ReferenceRun,
+    cast_to_float64,
+    find_open_choices,
+    parents,
+)
 from bnet_transformer.tpm import Table
 from bnet_transformer.tpm.table import check_rows
 
@@ -341,7 +349,6 @@ Roles = Mapping[str, str] | Callable[[str], str] | None  # from the names of var
 OBSERVATION_STATES = ("seen", "unseen")
 ROW_SUM_TOLERANCE = 0.01  # of pgmpy's `check_model`; published tables are often rounded
 EXACT_SUM_TOLERANCE = 1e-9  # rows whose sum is nearer to 1 stay as they are
-K = TypeVar("K")
 
 
 @dataclass(frozen=True)
@@ -615,7 +622,7 @@ def model_to_tables(
 ) -> tuple[list[ConditionalTable], dict[str, str]]:
     """Compute the tables of the discrete part, and the evidence as the state of each variable that has evidence."""
     # In float64, parameters with declared values have all their digits: a probability of 0.99 is not 0.99000005.
-    model, observed = _to_float64(model), _cast_values(evidence or {})
+    model, observed = model.to_float64(), cast_to_float64(evidence or {})
     set_states = {n: v for n, v in model.do.items() if _is_state(model, n, v)}
     open_model = replace(model, do={n: v for n, v in model.do.items() if n not in set_states})
     known = {n: v for n, v in observed.items() if model.spec(n).tpm.kind == "continuous"}
@@ -637,22 +644,6 @@ def model_to_tables(
     by_node = {plan.node: plan for plan in plans if plan.evidence is None}
     states |= {by_node[n].name: by_node[n].states[int(v)] for n, v in observed.items() if _is_state(model, n, v)}
     return [tables[plan.name] for plan in plans], states
-
-
-def _to_float64(model: GroundModel) -> GroundModel:
-    """The model with parameters and values in float64."""
-    return replace(
-        model,
-        network=model.network.to(torch.float64),
-        inputs=_cast_values(model.inputs),
-        do=_cast_values(model.do),
-        attention_rows=_cast_values(model.attention_rows),
-    )
-
-
-def _cast_values(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
-    """Real values in float64; states unchanged."""
-    return {key: value.double() if value.is_floating_point() else value for key, value in values.items()}
 
 
 def _plan_tables(

@@ -12,10 +12,9 @@ is zero, this implies nothing about higher orders, other states of the choices, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +28,6 @@ from bnet_transformer.inference.plan import Plan, plan_reference
 from bnet_transformer.inference.values import get_normal
 from bnet_transformer.reference import ATOL, BUDGET, GroundModel, ReferenceRun
 
-K = TypeVar("K")
 MIN_RESIDUAL = 1e-7  # relative norm of a derivative below which the conditioning set determines the node
 RANK_TOLERANCE = 1e-10
 
@@ -107,7 +105,7 @@ def _get_kind(model: GroundModel, node: int) -> str:
 @enable_gradients()
 def max_partial_correlation(model: GroundModel, x: Sequence[int], y: Sequence[int], given: Sequence[int]) -> float:
     """The maximum, over the entries of x and y, of the absolute partial correlation given z, to first order."""
-    sentence = _PerturbedSentence(_to_float64(model), frozenset(given))
+    sentence = _PerturbedSentence(model.to_float64(), frozenset(given))
     sentence.propagate([*x, *y, *given])
     J_x, J_y, J_z = (sentence.jacobian(nodes) for nodes in (x, y, given))
     if not J_x.numel() or not J_y.numel():
@@ -133,16 +131,6 @@ def _normalize_rows(residual: Tensor, original: Tensor) -> Tensor:
     """Each residual row divided by its norm; zero if the conditioning set determines it."""
     norm = residual.norm(dim=1, keepdim=True)
     return torch.where(norm > MIN_RESIDUAL * original.norm(dim=1, keepdim=True), residual / norm, 0.0)
-
-
-def _to_float64(model: GroundModel) -> GroundModel:
-    """The model in float64."""
-
-    def to_double(values: Mapping[K, Tensor]) -> dict[K, Tensor]:
-        return {key: value.double() if value.is_floating_point() else value for key, value in values.items()}
-
-    network = model.network.to(torch.float64)
-    return replace(model, network=network, inputs=to_double(model.inputs), do=to_double(model.do))
 
 
 @dataclass
