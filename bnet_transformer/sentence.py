@@ -19,11 +19,13 @@ from bnet_transformer.attention.rollout import plan_reads
 from bnet_transformer.attention.tan import classify_slice, tan_tree
 from bnet_transformer.bridges.networkx import MAX_ARROWS, sentence_to_networkx
 from bnet_transformer.bridges.pgmpy import to_pgmpy
+from bnet_transformer.data.batch import infer_task
 from bnet_transformer.data.encode import merge_assignments
 from bnet_transformer.declare import Network
 from bnet_transformer.drawing import PathLike
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.figures import Picture
+from bnet_transformer.generation.decoder import find_next_word_readout
 from bnet_transformer.graph import (
     GroundGraph,
     NodeNames,
@@ -366,6 +368,30 @@ class Sentence(StructureQueries):
         return Sentence(
             self.net, self.state.with_evidence(merge_assignments("observe", check_mapping("observe", nodes), named))
         )
+
+    def observe_words(self) -> Sentence:
+        """A new sentence with its words as evidence: word i + 1 is observed at the readout of word i.
+
+        The words of a sentence are inputs, which say nothing about the latent choices of the net. As evidence they do:
+        the posterior of a selector is then that of the heads that predict these words, and the next word is predicted
+        by the heads that predicted the earlier ones. The readout of the last word has no evidence.
+
+        Returns:
+            The new sentence.
+
+        Raises:
+            BNetError: No readout of the net predicts the next word.
+            EvidenceError: A readout has other evidence, or is set by `do`.
+
+        >>> import bnet_transformer as bt
+        >>> s = bt.from_pretrained("tiny").sentence("a bird sang a bird sang a bird sang")
+        >>> s.top("y_8", count=1), s.observe_words().top("y_8", count=1)
+        ([('bird', 0.27...)], [('a', 0.90...)])
+        """
+        task = infer_task(self.net.network)
+        readout, stack = find_next_word_readout(task, "observe_words")
+        states = self.state.encoded.given[task.encoders[stack].spec.group.name].tolist()
+        return self.observe(dict(zip(self.ground.iter_names(readout.group), states[1:], strict=False)))
 
     def limits(self, *, budget: int | None = None, atol: float | None = None) -> Sentence:
         """A new sentence with other limits of its queries of probabilities.

@@ -16,7 +16,7 @@ from bnet_transformer.attention import learn_tan
 from bnet_transformer.interventions import Mean, Noise, Zero
 from bnet_transformer.interventions.counterfactual import gumbel_max
 from bnet_transformer.tpm import Categorical, Normal
-from tests.cases import CASES, close, get_case, two_head_net
+from tests.cases import CASES, close, get_case, jitter, two_head_net
 
 D = torch.float64
 
@@ -194,6 +194,26 @@ def test_evidence_of_several_nodes_is_evidence_of_each():
     close(s.do({"x_1": torch.tensor(2.0)})["x_1"], torch.full((3, 4), 2.0))  # a number is the value of every entry
     with pytest.raises(bt.EvidenceError, match="another value"):
         s.observe({"y": 1, "y_-1": 0})
+
+
+def test_words_as_evidence_are_weighed_by_bayes_rule():
+    words = ["the", "cat", "sat"]
+    net = jitter(bt.bayesuvius(4, heads=3, vocabulary=words, mask="causal", observe=Categorical(3)).to(torch.float64))
+    s = net.sentence("the cat sat the cat")
+    seen = s.observe_words()
+    ids = [words.index(word) for word in s.words]
+    heads = [torch.stack([s.do(c=k).posterior(f"y_{i}") for i in range(5)]) for k in range(3)]
+    weights = torch.stack([head[range(4), ids[1:]].prod() for head in heads]) * s.posterior("c")
+    close(seen.posterior("c"), weights / weights.sum())
+    close(seen.posterior("y_4"), torch.einsum("c,cy->y", weights / weights.sum(), torch.stack(heads)[:, 4]))
+    best = net.generate("the cat sat the cat", length=1)  # computed word by word, with sums over the choices
+    assert best.ids[0][-1] == int(seen.posterior("y_4").argmax())
+    two = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=words)
+    pair = two.sentence({"enc": ["cat", "sat"], "dec": ["the", "sat", "the"]})
+    close(pair.observe_words().log_prob(), pair.log_prob({"dec_y_0": "sat", "dec_y_1": "the"}))
+    for bad in (bt.bayesuvius(4), bt.encoder(8, heads=2, slices=1, vocabulary=words, readout="word")):
+        with pytest.raises(bt.BNetError, match="predicts the next word"):
+            bad.sentence(words).observe_words()
 
 
 def test_means_and_patches_of_sentences_of_other_lengths():

@@ -332,7 +332,7 @@ class IncrementalDecoder:
         return value
 
 
-def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
+def find_next_word_readout(task: Task, subject: str = "generate") -> tuple[NodeSpec, str]:
     """Find the readout that predicts the next word, and its stack; raise an error with the reason if there is none."""
     expected = "a net whose only readout predicts the next word"
     if task.next_word is not None and task.encoders[task.next_word].states is not None:
@@ -342,10 +342,11 @@ def find_next_word_readout(task: Task) -> tuple[NodeSpec, str]:
         arrow = None if stack is None else find_noncausal_arrow(task.network, readout, stack)
         if stack is not None and arrow is not None and states is not None and states == task.encoders[stack].states:
             actual = f"a net in which a word depends on later words: {arrow}"
-            raise BNetError("generate", expected=expected, actual=actual, hint="Build the net with mask='causal'")
+            raise BNetError(subject, expected=expected, actual=actual, hint="Build the net with mask='causal'")
     names = ", ".join(f"{readout.group.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
     actual = f"the readouts {names}" if names else "a net without a readout"
-    raise BNetError("generate", expected=expected, actual=actual, hint="Use iterate if words are vectors")
+    hint = "Use iterate if words are vectors" if subject == "generate" else None
+    raise BNetError(subject, expected=expected, actual=actual, hint=hint)
 
 
 def pad_to_length(ids: Tensor, length: int | None) -> Tensor:
