@@ -61,12 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--slack", type=float, default=SLACK, help=f"the time limit, in units of {WALL:.0f} s")
     args = parser.parse_args(argv)
     run = partial(try_notebook, check=args.check, limit=WALL * args.slack)
-    is_good = True
+    num_failed = 0
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for passed, line in pool.map(run, find_notebooks(args.names)):
-            is_good &= passed
+            num_failed += not passed
             print(line, flush=True)
-    return 0 if is_good else 1
+    return 1 if num_failed else 0
 
 
 def find_notebooks(names: Sequence[str]) -> list[Path]:

@@ -365,7 +365,7 @@ def gather_parents(state: ExecutionState, spec: NodeSpec, word: int | None = Non
         value = _get_parent_value(state, parent)
         stack = state.network.specs[parent.index].group.word_stack
         if stack is not None and not (parent.pick and WORD in dict(parent.pick)):
-            value = _select_words(state, spec, parent, value, stack, word)  # first: selectors pick for the child's word
+            value = _select_words(state, parent, value, stack, word)  # first: selectors pick for the child's word
         for plate, selector in parent.pick:
             value = pick_entry(state, value, state.layout.axis(plate), selector, word)
             if plate == WORD:
@@ -433,9 +433,7 @@ def _zero_out_of_reach(
     return value * inside.reshape(*inside.shape, *[1] * (value.dim() - inside.dim()))
 
 
-def _select_words(
-    state: ExecutionState, spec: NodeSpec, parent: ParentSpec, value: Tensor, stack: str, word: int | None
-) -> Tensor:
+def _select_words(state: ExecutionState, parent: ParentSpec, value: Tensor, stack: str, word: int | None) -> Tensor:
     """The value of a parent at the words of its reach: aligned with the child's words, or in a collection dim."""
     axis = state.layout.word_dim
     n = value.shape[axis]

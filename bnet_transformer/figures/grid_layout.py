@@ -335,7 +335,7 @@ class Grid:
         if arrow.source in self.weights_by_name:
             return replace(arrow, points=self._route_from_weight(k, arrow, source, target))
         if k in self.lane_by_arrow:
-            return replace(arrow, points=self._route_by_lane(k, source, target))
+            return replace(arrow, points=self._route_by_lane(k, source))
         if k in self.level:
             return replace(arrow, points=level_line(source, target))
         return replace(arrow, points=cubic_curve((source.x, source.bounds[3]), self._port_points[k]))
@@ -356,7 +356,7 @@ class Grid:
         y = end[1] - 9.0 - 3.0 * (lane_idx % 3)
         return rounded_polyline([out, (lane, source.y), (lane, y), (end[0], y), end])
 
-    def _route_by_lane(self, k: int, source: NodeBox, target: NodeBox) -> tuple[Point, ...]:
+    def _route_by_lane(self, k: int, source: NodeBox) -> tuple[Point, ...]:
         """The route of an arrow through its lane."""
         arrow, x = self.arrows[k], self._lane_x(k)
         column, lane = self.lane_by_arrow[k]

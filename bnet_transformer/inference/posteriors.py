@@ -479,7 +479,7 @@ def plan_expected_attention(
         reason = "its words depend on different choices, for which one table of the node group has no dimensions"
         evaluations = len(attention_query.dependencies) * plan.states * len(model.ground)
         plan = replace(plan, algorithm="reference", reason=reason, node=spec.group.name, evaluations=evaluations)
-    return replace(plan, run=partial(_expected_attention_by_reference, query, spec)).with_warning()
+    return plan.with_run(partial(_expected_attention_by_reference, query, spec)).with_warning()
 
 
 def _average_attention(

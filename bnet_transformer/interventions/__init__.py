@@ -2,12 +2,13 @@
 
 `Zero`, `Mean`, `Noise`, `Shift`, `Scale`, `Swap`, `Project`, `Set`, `Apply` and `Attend` say what a value becomes, in
 `do` and in all functions of this package. `sweep` patches many groups of nodes in one batch (activation patching,
-ablation, mediation): `parse_cells` reads what is patched (`cells`), `engine` finds the cells that share a run and runs
-them (`patched_run`; the others one at a time, `sequential`), and `edge_attribution` estimates effects to first order
-from `gradients`. `circuit` searches for the edges that a metric requires (`acdc`), on runs of `edges` (`edge_runs`) or
-of arrows (`circuit_arrows`, `circuit_runs`), and `curves` measures rankings of edges. All edges are sums of what
-writers add (`linear_pass`). `counterfactual` computes what a node would have been under other interventions, given the
-evidence. `ResultComparison` is the result of `a.compare(b)`, also of results of other packages.
+ablation, mediation) of pairs (`examples`): `parse_cells` reads what is patched (`cells`), `engine` finds the cells that
+share a run and runs them (`patched_run`; the others one at a time, `sequential`), and `edge_attribution` estimates
+effects to first order from `gradients`, as `methods` says; `sweep_results` has the tables of effects. `circuit`
+searches for the edges that a metric requires (`acdc`), on runs of `edges` (`edge_runs`) or of arrows (`circuit_arrows`,
+`circuit_runs`), and `curves` measures rankings of edges. All edges are sums of what writers add (`linear_pass`).
+`counterfactual` computes what a node would have been under other interventions, given the evidence. `ResultComparison`
+is the result of `a.compare(b)`, also of results of other packages.
 """
 
 from bnet_transformer._core.stats import ResultComparison as ResultComparison

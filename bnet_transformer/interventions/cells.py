@@ -565,7 +565,10 @@ def build_role_cells(examples: Examples, at: str, over: object, *, is_strict: bo
         raise unknown_node_error("at", at, [*graph.by_stem, *find_attention_groups(model)], graph)
     groups = known[at]
     for group in groups:
-        (_check_attention if is_attention else check_patchable)(model, specs[group.index])
+        if is_attention:
+            _check_attention(specs[group.index])
+        else:
+            check_patchable(model, specs[group.index])
     axes_of = [((SLICE,) if group.slice is not None else ()) + tuple(model.ground.axes(group)) for group in groups]
     node_axes = axes_of[0]
     if any(axes != node_axes for axes in axes_of):
@@ -604,7 +607,7 @@ def build_role_cells(examples: Examples, at: str, over: object, *, is_strict: bo
     return PatchCells(at, axes, positions, labels, names, tuple(sites))
 
 
-def _check_attention(model: GroundModel, spec: NodeSpec) -> None:
+def _check_attention(spec: NodeSpec) -> None:
     """Raise an error for a group whose rows of attention cannot be set."""
     is_supported = isinstance(spec.tpm, Attention) and not any(parent.pick for parent in spec.parents)
     values = [parent for parent in spec.parents if parent.slot == "v."]

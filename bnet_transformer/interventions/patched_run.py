@@ -71,7 +71,7 @@ class RowIndex:
 
 @dataclass(frozen=True)
 class GroupUpdate:
-    """The rows of a group that differ from the corrupt run, and their values `[example, *plates, row, *shape]`."""
+    """The rows of a group that differ from the base run, and their values `[example, *plates, row, *shape]`."""
 
     rows: RowIndex
     values: Tensor

@@ -186,17 +186,17 @@ def parse_experiment(
         runs = (base, source) if is_noise else (source, base)
         cells = replace(cells, aligned=align_labels(cells.positions, *runs))
     return Experiment(
-        source,
-        base,
-        alignment,
-        cells,
-        parsed_metric,
-        memory,
-        gradient,
-        is_noise,
-        ablation,
-        change,
-        numbers or range(len(base)),
+        source=source,
+        base=base,
+        alignment=alignment,
+        cells=cells,
+        metric=parsed_metric,
+        memory=memory,
+        gradient=gradient,
+        is_noise=is_noise,
+        ablation=ablation,
+        change=change,
+        numbers=numbers or range(len(base)),
     )
 
 
@@ -408,7 +408,8 @@ def _run_experiments(experiments: Sequence[Experiment], progress: bool | None) -
         return None if None in tables else torch.cat(tables, -1)[..., order]
 
     changes = np.maximum.reduce([result.changes for result in results])
-    return CellOutcomes(*map(join, ("values", "source", "base", "is_stationary")), changes)  # type: ignore[call-arg]
+    tables = {name: join(name) for name in ("values", "source", "base", "is_stationary")}
+    return CellOutcomes(**tables, changes=changes)
 
 
 def _find_silent_cells(experiment: Experiment, result: CellOutcomes) -> list[int]:

@@ -157,7 +157,6 @@ def _axis_labels(labels: object, axis: str) -> dict[str, object] | None:
 CELL_FONT_SIZE = 6.5
 MAX_STATE_LABEL = 12  # characters of a label in a cell
 MIN_WORD_PITCH = 7.5  # points of a column that has its word as label
-NUMBERS_WIDTH = 1.4  # inches of the columns of numbers at the right
 MAX_HEIGHT = 8.0  # inches of all cells
 FADED = 0.7  # the share of the background in the colour of a state that equals that of the best joint state
 BLANK = -1

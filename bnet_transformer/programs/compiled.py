@@ -549,7 +549,7 @@ def compile(
     sharpness = check_float("sharpness", sharpness, minimum=20)
     heads = [[build_head(layout, sop, sharpness, one) for sop in sops] for sops in layout.heads]
     units = [[unit for sop in sops for unit in list_units(layout, sop) if unit.outputs] for sops in layout.steps]
-    sizes = _find_sizes(layout, heads, units)
+    sizes = _find_sizes(heads, units)
     net = BNet(_declare(layout, sizes, has_norm=norm is not None)).to(torch.float64)
     parameters = _embedding_parameters(layout, one) | _readout_parameters(layout)
     for t, (slice_heads, slice_units) in enumerate(zip(heads, units, strict=True)):
@@ -564,7 +564,7 @@ def compile(
     return Compiled(net.replace(parameters), checked, layout)
 
 
-def _find_sizes(layout: Layout, heads: list[list[Head]], units: list[list[HiddenUnit]]) -> tuple[int, int, int, int]:
+def _find_sizes(heads: list[list[Head]], units: list[list[HiddenUnit]]) -> tuple[int, int, int, int]:
     """The number of heads, the widths of their keys and values, and the number of hidden units, of every slice."""
     every = [head for row in heads for head in row]
     key_width = max((len(head["k"]) for head in every), default=1)

@@ -888,7 +888,7 @@ class Read(ScoredAttention):
     def latex(self, s: Symbols) -> str:
         s.require_over_words(self._read_slot)
         if s.form == "word":
-            return self._softmax_latex(s, s.with_read_index(self._read_slot, s.state))
+            return self._softmax_latex(s, s.with_read_index(s.state))
         return s.softmax(*self._scores_latex(s), "j")
 
 

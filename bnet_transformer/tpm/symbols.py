@@ -282,7 +282,7 @@ class Symbols:
         """These symbols with primed indices of collections, for a sum within a sum."""
         return replace(self, is_primed=True)
 
-    def with_read_index(self, slot: str, index: str) -> Symbols:
+    def with_read_index(self, index: str) -> Symbols:
         """These symbols with another index for the words of a collection."""
         slots = tuple(
             replace(
