@@ -372,7 +372,7 @@ class Sentence(StructureQueries):
     def observe_words(self) -> Sentence:
         """A new sentence with its words as evidence: word i + 1 is observed at the readout of word i.
 
-        The words of a sentence are inputs, which say nothing about the latent choices of the net. As evidence they do:
+        The words of a sentence are inputs, on which latent choices do not depend. As evidence they change them:
         the posterior of a selector is then that of the heads that predict these words, and the next word is predicted
         by the heads that predicted the earlier ones. The readout of the last word has no evidence.
 

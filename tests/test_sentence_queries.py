@@ -200,14 +200,14 @@ def test_words_as_evidence_are_weighed_by_bayes_rule():
     words = ["the", "cat", "sat"]
     net = jitter(bt.bayesuvius(4, heads=3, vocabulary=words, mask="causal", observe=Categorical(3)).to(torch.float64))
     s = net.sentence("the cat sat the cat")
-    seen = s.observe_words()
+    observed = s.observe_words()
     ids = [words.index(word) for word in s.words]
     heads = [torch.stack([s.do(c=k).posterior(f"y_{i}") for i in range(5)]) for k in range(3)]
     weights = torch.stack([head[range(4), ids[1:]].prod() for head in heads]) * s.posterior("c")
-    close(seen.posterior("c"), weights / weights.sum())
-    close(seen.posterior("y_4"), torch.einsum("c,cy->y", weights / weights.sum(), torch.stack(heads)[:, 4]))
+    close(observed.posterior("c"), weights / weights.sum())
+    close(observed.posterior("y_4"), torch.einsum("c,cy->y", weights / weights.sum(), torch.stack(heads)[:, 4]))
     best = net.generate("the cat sat the cat", length=1)  # computed word by word, with sums over the choices
-    assert best.ids[0][-1] == int(seen.posterior("y_4").argmax())
+    assert best.ids[0][-1] == int(observed.posterior("y_4").argmax())
     two = bt.encoder_decoder(8, heads=2, slices=1, vocabulary=words)
     pair = two.sentence({"enc": ["cat", "sat"], "dec": ["the", "sat", "the"]})
     close(pair.observe_words().log_prob(), pair.log_prob({"dec_y_0": "sat", "dec_y_1": "the"}))

@@ -2,7 +2,7 @@
 
 `declaration` defines the classes with which users declare a net; it unrolls nodes over slices, resolves arrows and
 sorts the result into the template graph. `network` infers shapes and parameters from parents to children (`declare`).
-`neurons` makes the hidden activations of feed-forward nodes nodes of their own.
+`neurons` declares the hidden activations of feed-forward nodes as nodes.
 `io` saves a net to a file and loads it.
 """
 

@@ -105,9 +105,9 @@ def exceedance_probability(count: int, tail: float) -> float:
     last = stats.poisson.pmf(count - numbers, count * (1 - points))  # of the values above a point, `[point, count + 1]`
     density = np.zeros(count + 1)
     density[0], total = 1.0, 0.0
-    for row, others in zip(inside, last, strict=True):
+    for row, above in zip(inside, last, strict=True):
         density = np.convolve(density, increments)[: count + 1]
-        total += float(density[~row] @ others[~row])
+        total += float(density[~row] @ above[~row])
         density *= row
     return min(1.0, total / float(stats.poisson.pmf(count, count)))
 
