@@ -20,9 +20,10 @@ from benchmarks.limits import measure_limit
 from benchmarks.mixtures import use_one_thread
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.batch import infer_fit_task
-from bnet_transformer.learning.fit.adam import AdamOptimizer, RestartOptimizer
+from bnet_transformer.learning.fit.adam import AdamOptimizer
 from bnet_transformer.learning.fit.em import SecondOrderOptimizer
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
+from bnet_transformer.learning.fit.restarts import RestartOptimizer
 from bnet_transformer.tpm import Normal
 
 RESTARTS, SENTENCES = 16, 256

@@ -22,9 +22,9 @@ from bnet_transformer.inference import log_evidence
 from bnet_transformer.learning import calibration
 from bnet_transformer.learning.calibration import Calibration, Quantities
 from bnet_transformer.learning.fit import methods
-from bnet_transformer.learning.fit.adam import build_fit
 from bnet_transformer.learning.fit.objective import FitObjective, Method, select_learnable
 from bnet_transformer.learning.fit.predictive import ReadoutPredictor, predict_readout
+from bnet_transformer.learning.fit.restarts import build_fit
 from bnet_transformer.tpm import Categorical, Normal
 from tests.cases import CASES
 

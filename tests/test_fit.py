@@ -14,10 +14,11 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
 from bnet_transformer.learning.fit import adam as ascent
-from bnet_transformer.learning.fit.adam import GradientOptimizer, init_restarts
+from bnet_transformer.learning.fit.adam import GradientOptimizer
 from bnet_transformer.learning.fit.curvature import EMExpansion
 from bnet_transformer.learning.fit.em import SecondOrderOptimizer
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
+from bnet_transformer.learning.fit.restarts import init_restarts
 from bnet_transformer.tpm import Categorical, Normal
 from tests import flat_options
 from tests.custom_tpms import NoisyWord

@@ -11,7 +11,6 @@ import bnet_transformer as bt
 from bnet_transformer._core.distributed import SINGLE_PROCESS
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.batch import infer_fit_task
-from bnet_transformer.learning.fit.adam import init_restarts
 from bnet_transformer.learning.fit.curvature import (
     EMExpansion,
     FlatLayout,
@@ -23,6 +22,7 @@ from bnet_transformer.learning.fit.curvature import (
 from bnet_transformer.learning.fit.diagnostics import SCALE_FACTOR, describe_data_scale
 from bnet_transformer.learning.fit.em import SecondOrderOptimizer, improve_by_moves
 from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, select_learnable
+from bnet_transformer.learning.fit.restarts import init_restarts
 from bnet_transformer.tpm import TPM, Categorical, Normal
 from tests.cases import CASES, batch_evidence, batch_inputs, get_case
 

@@ -2,7 +2,8 @@
 
 A fit passes through these modules: `methods` (`fit`, its checks, the table of methods, the plan), `objective` (the
 objective and the configs of the methods), `em` (MAP and EM by second-order steps, with `curvature`) or `adam` (the same
-to first order, and the loop over restarts), `laplace`, `svi` or `nuts`, and `result` (`Fit`). These three use
+to first order), `laplace`, `svi` or `nuts`, `restarts` (the run of several restarts, and the creation of the fit, which
+the methods share), and `result` (`Fit`). `laplace`, `svi` and `nuts` use
 `coordinates`, in which the gauge of attention is fixed, and from `laplace` the Normal distribution at a mode and the
 equal modes that an evidence counts. `identification` states what the likelihood does not identify, and `diagnostics`
 what limits a fit. A `Fit` uses `predictive` (predictions, posterior predictive checks), `heads` (heads and their

@@ -21,17 +21,7 @@ from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.elimination import eliminate_choices, get_batch_size, get_full_shape
 from bnet_transformer.inference.factors import LOG_ZERO, Factor
-from bnet_transformer.learning.fit.adam import (
-    TRAINING_SENTENCES,
-    AdamSteps,
-    ParameterSets,
-    RestartOptimizer,
-    build_fit,
-    fit_by_adam,
-    init_restarts,
-    optimize,
-    update_tables,
-)
+from bnet_transformer.learning.fit.adam import AdamSteps, fit_by_adam, update_tables
 from bnet_transformer.learning.fit.curvature import (
     DECREMENT,
     EMExpansion,
@@ -49,6 +39,14 @@ from bnet_transformer.learning.fit.curvature import (
 from bnet_transformer.learning.fit.diagnostics import describe_parameters
 from bnet_transformer.learning.fit.heads import find_selectors, head_dims
 from bnet_transformer.learning.fit.objective import FitProblem, Method, check_full_batch, to_float64
+from bnet_transformer.learning.fit.restarts import (
+    TRAINING_SENTENCES,
+    ParameterSets,
+    RestartOptimizer,
+    build_fit,
+    init_restarts,
+    optimize,
+)
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.loop import Checkpoint, defer_interrupt
 

@@ -25,7 +25,6 @@ from bnet_transformer.data import read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.declare.network import restore_type
 from bnet_transformer.errors import BNetError, unknown_name_error
-from bnet_transformer.learning.fit.adam import replace_learned
 from bnet_transformer.learning.fit.heads import (
     align_heads,
     describe_unidentified,
@@ -35,6 +34,7 @@ from bnet_transformer.learning.fit.heads import (
 )
 from bnet_transformer.learning.fit.methods import analyse_choices
 from bnet_transformer.learning.fit.objective import FitObjective, select_learnable
+from bnet_transformer.learning.fit.restarts import replace_learned
 from bnet_transformer.learning.fit.result import Fit, FitRecord
 from bnet_transformer.learning.training import N
 

@@ -24,7 +24,6 @@ from bnet_transformer.data import Batch
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
-from bnet_transformer.learning.fit.adam import build_fit, init_restarts, replace_learned, to_network_devices
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import (
     DRAWS_PER_NUMBER,
@@ -49,6 +48,7 @@ from bnet_transformer.learning.fit.heads import (
     permute_heads,
 )
 from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, Method, to_float64
+from bnet_transformer.learning.fit.restarts import build_fit, init_restarts, replace_learned, to_network_devices
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.loop import Checkpoint
 from bnet_transformer.tpm import Codebook

@@ -25,13 +25,13 @@ from bnet_transformer.declare.network import restore_type
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, FactorRequest, prepare_factors
 from bnet_transformer.inference.plan import Plan, planned
-from bnet_transformer.learning.fit.adam import DEFAULT_BATCH_SIZE
 from bnet_transformer.learning.fit.diagnostics import describe_data_scale
 from bnet_transformer.learning.fit.em import EM, MAP, PointMethod, choose_adam, count_restarts, fit_point
 from bnet_transformer.learning.fit.heads import describe_unidentified
 from bnet_transformer.learning.fit.laplace import Laplace, describe_point, fit_laplace
 from bnet_transformer.learning.fit.nuts import NUTS, fit_nuts
 from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, Method, check_full_batch, select_learnable
+from bnet_transformer.learning.fit.restarts import DEFAULT_BATCH_SIZE
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.fit.svi import SVI, fit_svi
 from bnet_transformer.learning.loop import Checkpoints, LoopConfig

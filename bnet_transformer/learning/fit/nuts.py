@@ -25,7 +25,6 @@ from bnet_transformer._core.tensors import seed_rngs
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.factors import LOG_ZERO
-from bnet_transformer.learning.fit.adam import build_fit, to_network_devices
 from bnet_transformer.learning.fit.coordinates import Coordinates
 from bnet_transformer.learning.fit.diagnostics import compute_rhat, describe_effective
 from bnet_transformer.learning.fit.heads import align_heads, find_representative
@@ -38,6 +37,7 @@ from bnet_transformer.learning.fit.laplace import (
     to_double,
 )
 from bnet_transformer.learning.fit.objective import FitProblem, Method, to_parameters
+from bnet_transformer.learning.fit.restarts import build_fit, to_network_devices
 from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.loop import Checkpoint, defer_interrupt
 

@@ -20,16 +20,15 @@ from bnet_transformer._core.tensors import seed_rngs
 from bnet_transformer.data.checks import get_plate_sizes
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.learning.fit.adam import (
+from bnet_transformer.learning.fit.adam import GradientOptimizer, IterativeMethod
+from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, to_parameters
+from bnet_transformer.learning.fit.restarts import (
     DEFAULT_BATCH_SIZE,
-    GradientOptimizer,
-    IterativeMethod,
     ParameterSets,
     build_fit,
     optimize,
     to_network_devices,
 )
-from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, to_parameters
 from bnet_transformer.learning.fit.result import Fit
 
 MEAN_FIELD_NOTE = "the mean-field guide treats parameters as independent in the posterior and underestimates its spread"
