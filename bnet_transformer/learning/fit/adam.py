@@ -13,7 +13,7 @@ from bnet_transformer._core.checks import check_float, check_int, check_options
 from bnet_transformer._core.files import compute_digest, derive_seed
 from bnet_transformer.data.batch import send_to_device
 from bnet_transformer.declare import Network
-from bnet_transformer.learning.fit.curvature import EMExpansion
+from bnet_transformer.learning.fit.curvature import EMExpansion, update_tables
 from bnet_transformer.learning.fit.objective import FitObjective, FitProblem, Method
 from bnet_transformer.learning.fit.restarts import (
     TRAINING_SENTENCES,
@@ -27,7 +27,7 @@ from bnet_transformer.learning.fit.result import Fit
 from bnet_transformer.learning.loop import read_checkpoint
 from bnet_transformer.learning.training import create_schedule
 
-BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # decay rates of the moments; EPS keeps divisions and logs finite
+BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # decay rates of the moments; EPS keeps divisions finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,29 +206,6 @@ class AdamOptimizer(GradientOptimizer):
         gradients = torch.autograd.grad(bound.sum(), [*open_.values()], allow_unused=True, materialize_grads=True)
         reduced = {name: ranks.all_reduce(g) for name, g in zip(open_, gradients, strict=True)}
         return ranks.all_reduce(bound.detach()), reduced
-
-
-def update_tables(
-    objective: FitObjective, values: Mapping[str, Tensor], counts: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return the tables of the M step, `theta = (counts + concentration - 1) / sum`, as logs, `[set, *shape]`.
-
-    Args:
-        objective: The objective, with the concentrations of the priors.
-        values: The parameters before the step.
-        counts: The expected counts of all sentences, `[set, *shape]`, by table.
-    """
-    # With expected counts n_k, the expected complete-data log posterior of a row is sum_k (n_k + a_k - 1) log theta_k,
-    # whose maximum is the mode of a Dirichlet(n + a): theta_k is proportional to n_k + a_k - 1 (Dempster, Laird and
-    # Rubin 1977; Bishop 2006, section 9.4). If every n_k + a_k >= 1, a step never decreases the posterior density.
-    # Otherwise (a prior below 1 and few counts) that density is unbounded at the border of the simplex, and `EPS`
-    # bounds the distance of the row to the border. Impossible states (-inf) stay impossible.
-    tables = {}
-    for name, count in counts.items():
-        probs = (count + (objective.learned.tables[name] - 1).to(count)).clamp(min=EPS)
-        probs = probs.where(values[name] > -torch.inf, 0.0)
-        tables[name] = (probs / probs.sum(-1, keepdim=True)).log()
-    return tables
 
 
 def fit_by_adam(problem: FitProblem, method: Method, options: AdamSteps) -> Fit[Network]:

@@ -1,4 +1,4 @@
-"""Curvature: the expansion of EM at several sets of parameters, products with the Gauss-Newton matrix, its blocks, CG.
+"""Curvature: E step of EM and M step of its tables, products with the Gauss-Newton matrix, its blocks, and CG.
 
 A quadratic model of the log posterior density `f` at the parameters `w` of a set is `f(w + d) = f + g d - d^T H d / 2`.
 The matrix `H` is never formed: a model multiplies it with vectors. Two models are used: of the expected complete-data
@@ -290,10 +290,12 @@ def find_groups(network: Network, layout: FlatLayout) -> list[BlockGroup]:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The expansion of EM at several sets of parameters: E step, gradient, and products with the Gauss-Newton matrix.
+# EM at several sets of parameters: E step, M step of the tables, gradient, and products with the Gauss-Newton matrix.
 #
 # One evaluation of the net for all sets gives the log evidence, the expected counts of the tables, the responsibilities
 # of the latent choices, and a graph for products with the Jacobian of the predictions.
+
+MIN_COUNT = 1e-8  # of an entry in the M step of a table; it keeps logs finite
 
 
 @dataclass(frozen=True)
@@ -576,6 +578,29 @@ class EMExpansion:
 
         with torch.no_grad():
             return self.objective.evaluate({name: v[0] for name, v in sets.items()}, part, fn, defer=False)
+
+
+def update_tables(
+    objective: FitObjective, values: Mapping[str, Tensor], counts: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return the tables of the M step, `theta = (counts + concentration - 1) / sum`, as logs, `[set, *shape]`.
+
+    Args:
+        objective: The objective, with the concentrations of the priors.
+        values: The parameters before the step.
+        counts: The expected counts of all sentences, `[set, *shape]`, by table.
+    """
+    # With expected counts n_k, the expected complete-data log posterior of a row is sum_k (n_k + a_k - 1) log theta_k,
+    # whose maximum is the mode of a Dirichlet(n + a): theta_k is proportional to n_k + a_k - 1 (Dempster, Laird and
+    # Rubin 1977; Bishop 2006, section 9.4). If every n_k + a_k >= 1, a step never decreases the posterior density.
+    # Otherwise (a prior below 1 and few counts) that density is unbounded at the border of the simplex, and
+    # `MIN_COUNT` bounds the distance of the row to the border. Impossible states (-inf) stay impossible.
+    tables = {}
+    for name, count in counts.items():
+        probs = (count + (objective.learned.tables[name] - 1).to(count)).clamp(min=MIN_COUNT)
+        probs = probs.where(values[name] > -torch.inf, 0.0)
+        tables[name] = (probs / probs.sum(-1, keepdim=True)).log()
+    return tables
 
 
 def is_density(state: ExecutionState, factor: Factor) -> bool:

@@ -21,7 +21,7 @@ from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.elimination import eliminate_choices, get_batch_size, get_full_shape
 from bnet_transformer.inference.factors import LOG_ZERO, Factor
-from bnet_transformer.learning.fit.adam import AdamSteps, fit_by_adam, update_tables
+from bnet_transformer.learning.fit.adam import AdamSteps, fit_by_adam
 from bnet_transformer.learning.fit.curvature import (
     DECREMENT,
     EMExpansion,
@@ -35,6 +35,7 @@ from bnet_transformer.learning.fit.curvature import (
     find_lowest_curvature,
     find_uncovered,
     solve_model,
+    update_tables,
 )
 from bnet_transformer.learning.fit.diagnostics import describe_parameters
 from bnet_transformer.learning.fit.heads import find_selectors, head_dims
