@@ -672,15 +672,15 @@ FINAL_STEPS = 100  # of the best restart, to a stationary point
 MAX_WEIGHTS = 20_000  # learned weights that second-order steps cover
 
 
-def choose_adam(problem: FitProblem, method: PointMethod) -> tuple[AdamSteps, str] | None:
-    """Choose the optimizer of a method for a problem.
+def choose_first_order(problem: FitProblem, method: PointMethod) -> tuple[AdamSteps, str] | None:
+    """Choose between first-order and second-order steps of a method for a problem.
 
     Args:
         problem: The fit problem.
         method: The method.
 
     Returns:
-        The options of Adam, with defaults for this problem, and the reason; None for second-order steps.
+        The options of Adam for this problem, and the reason for first-order steps; None if the steps are second-order.
 
     Raises:
         BNetError: If an option does not apply.
@@ -718,8 +718,8 @@ def choose_adam(problem: FitProblem, method: PointMethod) -> tuple[AdamSteps, st
 
 def count_restarts(problem: FitProblem, method: PointMethod) -> int:
     """Return the number of restarts of a method for a problem."""
-    is_batch = problem.objective.network.choices and choose_adam(problem, method) is None
-    return method.restarts or (RESTARTS if is_batch else 1)
+    needs_restarts = problem.objective.network.choices and choose_first_order(problem, method) is None
+    return method.restarts or (RESTARTS if needs_restarts else 1)
 
 
 def fit_point(problem: FitProblem, method: PointMethod) -> Fit[Network]:
@@ -732,10 +732,10 @@ def fit_point(problem: FitProblem, method: PointMethod) -> Fit[Network]:
     Returns:
         The fit; its net has the parameters with the best score.
     """
-    adam = choose_adam(problem, method)
-    if adam is None:
+    first_order = choose_first_order(problem, method)
+    if first_order is None:
         return fit_by_second_order(problem, method)
-    options, reason = adam
+    options, reason = first_order
     result = fit_by_adam(problem, method, options)
     steps = "steps of Adam" if problem.objective.learned.weights or options.inner is None else "EM steps"
     notes = [f"{options.steps} first-order {steps} ({reason}), which can end before they converge", *result.notes]

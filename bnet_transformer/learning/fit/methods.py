@@ -26,7 +26,7 @@ from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, fo
 from bnet_transformer.inference.factors import OVER_BUDGET_HINT, FactorRequest, prepare_factors
 from bnet_transformer.inference.plan import Plan, planned
 from bnet_transformer.learning.fit.diagnostics import describe_data_scale
-from bnet_transformer.learning.fit.em import EM, MAP, PointMethod, choose_adam, count_restarts, fit_point
+from bnet_transformer.learning.fit.em import EM, MAP, PointMethod, choose_first_order, count_restarts, fit_point
 from bnet_transformer.learning.fit.heads import describe_unidentified
 from bnet_transformer.learning.fit.laplace import Laplace, describe_point, fit_laplace
 from bnet_transformer.learning.fit.nuts import NUTS, fit_nuts
@@ -353,7 +353,7 @@ def count_step_flops(problem: FitProblem, method: Method, factors: FactorRequest
     sets, is_full_batch = getattr(method, "chains", 1), method.full_batch is not None or objective.has_corpus_choice
     if isinstance(method, PointMethod):
         sets = count_restarts(problem, method)
-        is_full_batch = is_full_batch or choose_adam(problem, method) is None
+        is_full_batch = is_full_batch or choose_first_order(problem, method) is None
     sentences = len(corpus) if is_full_batch else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
     flops = factors.count_flops(objective.module, sentences)
     return None if flops is None else sets * flops
