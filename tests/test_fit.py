@@ -13,7 +13,7 @@ from bnet_transformer._core.distributed import SINGLE_PROCESS
 from bnet_transformer.data import read_batch
 from bnet_transformer.data.batch import infer_fit_task
 from bnet_transformer.inference import Evidence, log_evidence, posterior
-from bnet_transformer.learning.fit import adam as ascent
+from bnet_transformer.learning.fit import adam
 from bnet_transformer.learning.fit.adam import GradientOptimizer
 from bnet_transformer.learning.fit.curvature import EMExpansion
 from bnet_transformer.learning.fit.em import SecondOrderOptimizer
@@ -259,14 +259,14 @@ def test_a_fit_compared_with_its_heads_in_another_order():
 
 def test_the_last_phase_returns_no_worse_parameters(monkeypatch):
     """With a rate that is far too large, the first measurement is the best."""
-    start, run_last_phase = {}, ascent._continue_on_all
+    start, run_last_phase = {}, adam._continue_on_all
 
     def continue_on_all(problem, method, best):
         start.update(objective=problem.objective, corpus=problem.corpus, best=best)
         return run_last_phase(problem, method, best)
 
-    monkeypatch.setattr(ascent, "_continue_on_all", continue_on_all)
-    monkeypatch.setattr(ascent, "FINAL_RATE_FACTOR", 60.0)
+    monkeypatch.setattr(adam, "_continue_on_all", continue_on_all)
+    monkeypatch.setattr(adam, "FINAL_RATE_FACTOR", 60.0)
     f = fit(
         mixture(heads=2), vectors(), method=bt.MAP(restarts=2, steps=8, optimizer="first-order"), spread=1.0, every=1
     )

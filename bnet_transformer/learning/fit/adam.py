@@ -32,7 +32,7 @@ BETA1, BETA2, EPS = 0.9, 0.99, 1e-8  # decay rates of the moments; EPS keeps div
 
 @dataclass(frozen=True, kw_only=True)
 class IterativeMethod(Method):
-    """A method that maximises a bound by Adam steps.
+    """A method that maximises its objective by Adam steps.
 
     Args:
         steps: The number of Adam steps.
@@ -81,9 +81,9 @@ def adam_step(sets: ParameterSets, gradients: Mapping[str, Tensor], step: int, r
     for name, g in gradients.items():
         g = g if factor is None else g * factor.reshape(-1, *[1] * (g.dim() - 1)).to(g.dtype)
         m = sets.first_moments[name] = BETA1 * sets.first_moments[name] + (1 - BETA1) * g
-        s = sets.second_moments[name] = BETA2 * sets.second_moments[name] + (1 - BETA2) * g.square()
-        m, s = m / (1 - BETA1**step), s / (1 - BETA2**step)
-        sets.values[name] = sets.values[name] + rate * m / (s.sqrt() + EPS)
+        v = sets.second_moments[name] = BETA2 * sets.second_moments[name] + (1 - BETA2) * g.square()
+        m, v = m / (1 - BETA1**step), v / (1 - BETA2**step)
+        sets.values[name] = sets.values[name] + rate * m / (v.sqrt() + EPS)
 
 
 def squared_grad_norm(gradients: Mapping[str, Tensor]) -> Tensor:
@@ -151,19 +151,19 @@ class GradientOptimizer(RestartOptimizer):
         is_valid = self.valid_bounds(self.bound)
         if self.gradient:
             is_valid = is_valid & squared_grad_norm(self.gradient).isfinite()
-        self.live = is_valid.nonzero()[:, 0].tolist()
-        if not self.live:
+        self.valid_rows = is_valid.nonzero()[:, 0].tolist()
+        if not self.valid_rows:
             raise self.create_error(f"a bound of {float(self.bound.max()):g}")
 
     def update(self) -> None:
         """Take one step of every restart, and drop the restarts that diverged."""
         self.sets.values = self.values
-        self.bounds.append(float(self.bound[self.live].max()))
+        self.bounds.append(float(self.bound[self.valid_rows].max()))
         self.step += 1
         if self.gradient:
             adam_step(self.sets, self.gradient, self.step, self.schedule(self.step), self.method.clip)
-        if len(self.live) < len(self.bound):
-            self.sets.select(self.live)
+        if len(self.valid_rows) < len(self.bound):
+            self.sets.select(self.valid_rows)
 
 
 class AdamOptimizer(GradientOptimizer):
@@ -201,10 +201,10 @@ class AdamOptimizer(GradientOptimizer):
         bound = objective.log_prior(leaves) / len(self.corpus) / ranks.world_size
         if len(shard):
             bound = bound + objective.log_evidences(leaves, shard).sum(1) / size
-        closed = () if inner is None else objective.learned.tables
-        open_ = {name: leaf for name, leaf in leaves.items() if name not in closed}
-        gradients = torch.autograd.grad(bound.sum(), [*open_.values()], allow_unused=True, materialize_grads=True)
-        reduced = {name: ranks.all_reduce(g) for name, g in zip(open_, gradients, strict=True)}
+        closed_form = () if inner is None else objective.learned.tables
+        by_gradient = {name: leaf for name, leaf in leaves.items() if name not in closed_form}
+        gradients = torch.autograd.grad(bound.sum(), [*by_gradient.values()], allow_unused=True, materialize_grads=True)
+        reduced = {name: ranks.all_reduce(g) for name, g in zip(by_gradient, gradients, strict=True)}
         return ranks.all_reduce(bound.detach()), reduced
 
 
@@ -219,21 +219,21 @@ def fit_by_adam(problem: FitProblem, method: Method, options: AdamSteps) -> Fit[
     Returns:
         The fit; its net has the parameters with the best score.
     """
-    split, evaluated_on, corpus = problem, TRAINING_SENTENCES, problem.corpus
+    search, evaluated_on, corpus = problem, TRAINING_SENTENCES, problem.corpus
     count = min(MAX_VALIDATION, int(VALIDATION_FRACTION * len(corpus)))
     if problem.held_out is not None:
         evaluated_on = "held-out sentences"
     elif options.restarts > 1 and count and not problem.objective.has_corpus_choice:  # they choose among restarts
         generator = torch.Generator().manual_seed(derive_seed(problem.seed, "held out"))
         order = torch.randperm(len(corpus), generator=generator)
-        split = replace(problem, corpus=corpus.take(order[count:]), held_out=corpus.take(order[:count]))
+        search = replace(problem, corpus=corpus.take(order[count:]), held_out=corpus.take(order[:count]))
         evaluated_on = f"{count} held-out sentences"
-    optimizer = AdamOptimizer(split, options)
+    optimizer = AdamOptimizer(search, options)
     is_finished = optimize(optimizer, problem.loop)
     (_, restart, best), bounds = optimizer.best, optimizer.bounds
-    if len(split.corpus) < len(problem.corpus) and is_finished:
-        last, is_finished = _continue_on_all(problem, options, best)
-        best, bounds = last.best[2], [*bounds, *last.bounds]
+    if len(search.corpus) < len(problem.corpus) and is_finished:
+        final, is_finished = _continue_on_all(problem, options, best)
+        best, bounds = final.best[2], [*bounds, *final.bounds]
     fields = {"bounds": tuple(bounds), "measured": tuple(optimizer.measured), "criterion": optimizer.criterion}
     return build_fit(problem, method, best, evaluated_on, restart=restart, finished=is_finished, **fields)
 

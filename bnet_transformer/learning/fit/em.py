@@ -167,21 +167,21 @@ class EM(PointMethod):
 
 NEWTON_INTERVAL = 3  # each third iteration is a Newton step
 SMALL_GAIN = 1.0  # nats that a Newton step still predicts near a maximum; there all iterations are Newton steps
-EM_ITERATIONS, EM_TOLERANCE = 30, 0.02  # of the M step, which need not be exact: any ascent keeps EM monotone
-NEWTON_ITERATIONS, NEWTON_TOLERANCE = 100, 0.02  # of a Newton step
-DEFINITE_RESIDUAL = 0.1  # relative residual of a solution that shows that a Hessian is definite
-MAX_EARLY_PRODUCTS = 20  # of one while the last iteration gained more than `SMALL_GAIN`
+EM_ITERATIONS, EM_TOLERANCE = 30, 0.02  # products and relative residual of an M step: any ascent keeps EM monotone
+NEWTON_ITERATIONS, NEWTON_TOLERANCE = 100, 0.02  # maximum number of products, and relative residual, of a Newton step
+MAX_EARLY_PRODUCTS = 20  # of a Newton step after an iteration that gained more than `SMALL_GAIN`
+DEFINITE_RESIDUAL = 0.1  # a solution with a smaller relative residual shows that a Hessian is definite
 STALL_INTERVAL, STALLED_GAIN = 10, 0.01  # a restart stops if it gains less, in nats, in this number of iterations
-MIN_EM_FACTOR = 4**-2  # of an EM step that decreases the density
-GROWTH, MAX_GROWTH = 4.0, 256.0  # of a Newton step along a direction of negative curvature
-MIN_STEP_FACTOR = 2**-6  # of a Newton step that does not increase the density
+MIN_EM_FACTOR = 4**-2  # an EM step that decreases the density is shortened down to this fraction
+GROWTH, MAX_GROWTH = 4.0, 256.0  # a Newton step along negative curvature grows by this factor, up to that one
+MIN_STEP_FACTOR = 2**-6  # a Newton step that decreases the density is shortened down to this fraction
 MIN_SAMPLE, VALUES_PER_WEIGHT = 50, 20  # the sample of the first iterations: sentences, observed numbers per weight
 WARM_STEPS = 12  # iterations on the sample
-INITIAL_DAMPING, MIN_DAMPING = 0.1, 1e-5
-MAX_SADDLE_STEP = 16.0  # standard deviations
-MAX_DAMPING = 0.001  # of a Newton step whose prediction is trusted; a saddle point has more negative curvature
-GRADIENT_ROUNDING = 1e-13  # the same of a squared gradient, in nats
+INITIAL_DAMPING, MIN_DAMPING = 0.1, 1e-5  # damping of M steps
+MAX_SADDLE_STEP = 16.0  # length of the longest step from a saddle point, in standard deviations
+MAX_DAMPING = 0.001  # more damping could hide the curvature of a saddle point: such Newton steps predict no maximum
 ROUNDING = 1e-11  # relative decrease of a density that may be a rounding error
+GRADIENT_ROUNDING = 1e-13  # squared norm of a gradient, relative to the density, that may be a rounding error
 AGREEMENT = 0.5  # nats of the log posterior density within which two restarts have reached the same maximum
 
 
@@ -664,7 +664,7 @@ def _measure_badness(
 # --------------------------------------------------------------------------------------------------------------------
 # `map` and `em`: the choice of the optimizer, the search by restarts, the moves, and the tests of the result.
 
-RESTARTS = 4  # of a net with latent choices
+RESTARTS = 4  # default of second-order steps for a net with latent choices
 SEARCH_STEPS, FIRST_ORDER_STEPS, INNER_STEPS = 40, 300, 10
 # With `SEARCH_STEPS`; in proportion with more or fewer steps:
 MAX_MOVE_ROUNDS = 10

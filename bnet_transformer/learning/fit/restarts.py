@@ -86,6 +86,10 @@ class RestartOptimizer(Run):
         steps: The number of steps.
         restarts: The number of restarts.
         prune: Whether the worse half of the restarts is dropped at 25% and at 50% of the steps.
+
+    Attributes:
+        bounds: The highest objective of the restarts at each step, per sentence. It is a bound of the log evidence only
+            in SVI; in `map` and `em` it is the log posterior density itself, or an estimate of it from a minibatch.
     """
 
     has_summed_choices: ClassVar[bool] = True
@@ -94,12 +98,8 @@ class RestartOptimizer(Run):
 
     def __init__(self, problem: FitProblem, steps: int, restarts: int = 1, prune: bool = False) -> None:
         self.objective = objective = problem.objective
-        self.network, self.corpus, self.ranks, self.seed = (
-            objective.network,
-            problem.corpus,
-            problem.ranks,
-            problem.seed,
-        )
+        self.network, self.corpus = objective.network, problem.corpus
+        self.ranks, self.seed = problem.ranks, problem.seed
         self.steps, self.restarts = steps, restarts
         # Successive halving (Jamieson and Talwalkar 2016) with two rungs. Restarts that end in a poor local optimum are
         # usually behind early, so the remaining steps are spent on the better half.
@@ -123,7 +123,7 @@ class RestartOptimizer(Run):
         return {"bound": f"{self.bounds[-1]:.4f}", "restarts": len(self.sets.restart_ids)}
 
     def valid_bounds(self, bound: Tensor) -> Tensor:
-        """Return whether each bound is finite, of positive probability, and not far below the start, `[set]`."""
+        """Return whether each objective is finite, of positive probability, and not far below the start, `[set]`."""
         is_valid = bound.isfinite() & (bound > LOG_ZERO / 2 / len(self.corpus))
         if not self.bounds or not self.is_comparable:
             return is_valid
@@ -193,37 +193,32 @@ class RestartOptimizer(Run):
 
     def snapshot(self) -> Checkpoint:
         """Create a checkpoint of the current state."""
-        score, restart, best = self.best
+        (score, restart, best), sets = self.best, self.sets
         tensors = {f"net/{name}": value for name, value in best.items() if name in self.network.parameters}
-        parts = {
-            "best": best,
-            "all": self.sets.values,
-            "first": self.sets.first_moments,
-            "second": self.sets.second_moments,
-        }
+        parts = {"best": best, "all": sets.values, "first": sets.first_moments, "second": sets.second_moments}
         tensors |= {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
-        tensors["story/who"] = torch.tensor(self.sets.restart_ids)
+        tensors["story/who"] = torch.tensor(sets.restart_ids)
         tensors["story/best"] = torch.tensor([score, restart], dtype=torch.float64)
         tensors["story/measured"] = torch.tensor(self.measured, dtype=torch.float64).reshape(-1, 3)
         return Checkpoint(self.step, tensors, tuple(self.bounds), (), self.settings)
 
     def restore(self, saved: Checkpoint) -> None:
         """Load the state of a checkpoint."""
-        story, device = saved.get_tensors("story"), self.ranks.device
-        ids = [int(k) for k in story["who"]]
+        history, device = saved.get_tensors("story"), self.ranks.device
+        ids = [int(k) for k in history["who"]]
         if not ids or not {*ids} <= {*range(self.restarts)}:
             raise BNetError("restarts", expected=f"indices of restarts below {self.restarts}", actual=ids)
-        form = {name: value[:1].expand(len(ids), *value.shape[1:]) for name, value in self.sets.values.items()}
+        expected = {name: value[:1].expand(len(ids), *value.shape[1:]) for name, value in self.sets.values.items()}
         parts = [saved.get_tensors(name) for name in ("all", "first", "second")]
         for part in parts:
-            check_shapes_and_dtypes(part, form)
+            check_shapes_and_dtypes(part, expected)
         best = saved.get_tensors("best")
-        check_shapes_and_dtypes(best, {name: value[0] for name, value in form.items()})
+        check_shapes_and_dtypes(best, {name: value[0] for name, value in expected.items()})
         values, first, second = ({k: v.to(device) for k, v in part.items()} for part in parts)
         self.sets = ParameterSets(values, first, second, ids)
         self.bounds = list(saved.losses)
-        self.measured = [(int(step), int(k), score) for step, k, score in story["measured"].tolist()]
-        score, restart = story["best"].tolist()
+        self.measured = [(int(step), int(k), score) for step, k, score in history["measured"].tolist()]
+        score, restart = history["best"].tolist()
         self.best = score, int(restart), {name: value.to(device) for name, value in best.items()}
 
 
