@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bnet_transformer._core.tensors import IntArray
+from bnet_transformer._core.tensors import BoolArray, IntArray
 from bnet_transformer.compiler.gather import ExecutionState, group_values, lay_out_value
 from bnet_transformer.data.do_values import (
     Change,
@@ -22,8 +22,9 @@ from bnet_transformer.data.do_values import (
     is_relative,
     resolve_value,
 )
-from bnet_transformer.errors import EvidenceError
+from bnet_transformer.errors import EvidenceError, UnsupportedError
 from bnet_transformer.inference.values import NodeEvaluator
+from bnet_transformer.interventions.cells import WordAlignment
 from bnet_transformer.interventions.examples import Examples, get_batch_key, get_sentence_state, parse_examples
 from bnet_transformer.interventions.patched_run import (
     PatchedRun,
@@ -41,14 +42,16 @@ class Ablation:
 
     `Zero()`, `Mean(sentences)` and a given value are the same in every sentence. The values of `Mean()` depend on the
     values of the sentence, which their run contains for all sentences. A change, such as a function, is applied to the
-    values of each cell or circuit; only its constant is computed once.
+    values of each cell or circuit; only its constant is computed once. With an alignment of words, a node has the value
+    of its word in the donors, or the change towards it; a node of another word has its value in the circuit.
 
     Args:
-        intervention: The intervention.
+        intervention: The intervention; None for the values in the donors, with an alignment.
         model: The first sentence.
         memory: The maximum number of bytes that are used at once.
         nodes: Ground ids of the nodes that may be set.
-        donors: The sentences of `Swap`, whose values are its constants in circuits.
+        donors: The sentences of `Swap`, whose values are its constants in circuits, or those of an alignment.
+        alignment: The words of the donors from which words take their values; None for the same words.
     """
 
     intervention: Any
@@ -56,7 +59,14 @@ class Ablation:
     memory: int
     nodes: Sequence[int] = ()
     donors: Examples | None = None
+    alignment: WordAlignment | None = None
     _constants: dict[int, Tensor] = field(default_factory=dict, repr=False)
+    _aligned: dict[int, Tensor] = field(default_factory=dict, repr=False)  # values in the donors, at aligned words
+
+    @property
+    def peer(self) -> Examples | None:
+        """The donors whose nodes are those of the sentences; None with an alignment, which has its own run."""
+        return self.donors if self.alignment is None else None
 
     @property
     def change(self) -> Change | None:
@@ -66,12 +76,17 @@ class Ablation:
     @property
     def is_relative(self) -> bool:
         """Whether the values depend on those in the run in which they are set."""
-        return is_relative(self.intervention)
+        return self.alignment is not None or is_relative(self.intervention)
 
     @property
     def joins_words(self) -> bool:
         """Whether the value of a node depends on those of its group at other words."""
-        return self.is_relative and self.change is None
+        return self.is_relative and self.change is None and self.alignment is None
+
+    def find_set_nodes(self, group: int) -> BoolArray:
+        """The nodes of a group that the intervention sets: those of aligned words, `[node]`."""
+        nodes = np.arange(int(np.prod(self.model.ground.shapes[group], dtype=np.int64)))
+        return np.asarray((nodes if self.alignment is None else self.alignment.align_nodes(group, nodes)) >= 0)
 
     def check(self, groups: Iterable[int]) -> None:
         """Raise an error if the intervention is not defined for the nodes of a group."""
@@ -79,11 +94,13 @@ class Ablation:
             spec, name = self.model.network.specs[index], self.model.ground.name(int(self.model.ground.offsets[index]))
             if self.change is not None:
                 self.change.check(name, spec)
-            elif self.is_relative:
+            elif self.joins_words:
                 check_has_words(spec, name)
 
     def build_overrides(self, nodes: Sequence[int]) -> dict[int, tuple[Tensor, Tensor]]:
         """The values of nodes, with the masks of the nodes, by group; none if they depend on the run."""
+        if self.alignment is not None:
+            self._aligned = self._align_donors([*self.model.ground.split_by_group(nodes)])
         if self.is_relative:
             return {}
         self.nodes = nodes
@@ -98,6 +115,13 @@ class Ablation:
             value: The values of the group in this run.
             donors: The run of the sentences of `Swap`.
         """
+        if self.alignment is not None:
+            current, target = torch.broadcast_tensors(value, self._aligned[index])
+            if self.change is not None:
+                target = self.change.apply(current, state.network.specs[index].shape, target)
+            is_set = torch.from_numpy(self.find_set_nodes(index)).to(value.device)
+            is_set = lay_out_value(state, index, is_set.reshape(1, *self.model.ground.shapes[index]), ())
+            return torch.where(is_set.reshape(*is_set.shape, *[1] * (value.dim() - is_set.dim())), target, current)
         if self.change is None:
             return value.mean(state.layout.word_dim, keepdim=True).expand(value.shape)
         shape, ground = state.network.specs[index].shape, self.model.ground
@@ -135,6 +159,20 @@ class Ablation:
             raise EvidenceError(name, expected="a node with real values", actual="a discrete node")
         mean = run.base.values[group].mean(run.base.layout.word_dim, keepdim=True)
         return gather_nodes(run.base, spec, mean, get_layout_index(run.base, spec, nodes)).transpose(0, 1)
+
+    def _align_donors(self, groups: Sequence[int]) -> dict[int, Tensor]:
+        """The values of groups in the donors at aligned words, `[1, example, *plates, word, *shape]`."""
+        assert self.alignment is not None and self.donors is not None
+        if (obstacle := self.donors.find_obstacle(groups)) is not None:
+            raise UnsupportedError(f"words: the corrupt sentences cannot be one run, because {obstacle}")
+        state, aligned = self.donors.run(groups), dict[int, Tensor]()
+        for index in groups:
+            value, stack = state.values[index], self.model.network.specs[index].group.word_stack
+            if stack is not None and value.shape[state.layout.word_dim] > 1:
+                words = torch.from_numpy(self.alignment.by_stack[stack].clip(0)).to(value.device)
+                value = value.index_select(state.layout.word_dim, words)
+            aligned[index] = value[None]
+        return aligned
 
     def _get_constant(self, node: int) -> Tensor:
         """The value of an intervention that does not depend on the run, or the constant of a change; zeros if none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from bnet_transformer.data.do_values import Attend, Noise, Scale, Shift, Swap, Z
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.ablation import Ablation
+from bnet_transformer.interventions.cells import WordAlignment, parse_words
 from bnet_transformer.interventions.circuit_arrows import NODES, parse_edge_axes
 from bnet_transformer.interventions.circuit_runs import CircuitParts, CircuitRuns, build_arrow_runs
 from bnet_transformer.interventions.edges import EDGES
@@ -59,6 +61,7 @@ class CircuitPairs:
         ablation: The intervention on nodes whose arrows are left out; None for the values in the corrupt examples.
         numbers: The numbers of these examples among those of all lengths.
         other_lengths: The examples of other lengths.
+        words: The corrupt word from which each clean word takes its values, as the user passed it.
     """
 
     clean: Examples = field(repr=False)
@@ -71,6 +74,7 @@ class CircuitPairs:
     ablation: object = None
     numbers: tuple[int, ...] = ()
     other_lengths: tuple[CircuitPairs, ...] = ()
+    words: object = None
 
     @classmethod
     def parse(
@@ -82,10 +86,11 @@ class CircuitPairs:
         over: object,
         candidates: object,
         memory: object,
+        words: object = None,
     ) -> CircuitPairs:
         """Validate the sentences and the options."""
         check_choice("at", at, (ARROWS, EDGES, NODES))
-        sides, ablation = _parse_sides(clean, corrupt)
+        sides, ablation = _parse_sides(clean, corrupt, words)
         for name, value in (("over", over), ("candidates", candidates)):
             if at == EDGES and value is not None:
                 expected = 'None for at="edges": an edge joins all words and paths from a writer to a reader'
@@ -95,7 +100,7 @@ class CircuitPairs:
         if len(sides) > 1 and WORD in axes:
             expected, hint = "no axis 'word', because the sentences differ in length", 'Pass over=("slice", "head")'
             raise BNetError("over", expected=expected, actual=over, hint=hint)
-        options: dict[str, Any] = {"memory": check_int("memory", memory), "ablation": ablation}
+        options: dict[str, Any] = {"memory": check_int("memory", memory), "ablation": ablation, "words": words}
         first, *following = (
             cls(one, two, metric, axes, candidates, numbers=numbers, **options) for numbers, one, two in sides
         )
@@ -112,8 +117,9 @@ class CircuitPairs:
         return tuple(digests[k] for k in np.argsort([k for part in parts for k in part.numbers] or range(len(digests))))
 
     def with_sentences(self, clean: object, corrupt: object, metric: object) -> CircuitPairs:
-        """The same edges on other sentences of the net, without held-out ones."""
-        sides, ablation = _parse_sides(clean, corrupt)
+        """The same edges on other sentences of the net with the same alignment of words, without held-out ones."""
+        words = self.words if isinstance(corrupt, Swap) or not is_intervention(corrupt) else None
+        sides, ablation = _parse_sides(clean, corrupt, words)
         if not is_same_network(sides[0][1].model.network, self.clean.model.network):
             raise BNetError("clean", expected="sentences of the net of the circuit", actual="sentences of another net")
         if metric is None and has_example_data(self.metric):
@@ -121,7 +127,7 @@ class CircuitPairs:
             expected = "a metric of these pairs, because that of the circuit refers to its examples"
             raise BNetError("metric", expected=expected, hint=hint)
         new_metric = self.metric if metric is None else metric
-        blank = replace(self, ablation=ablation, metric=new_metric, held_out=(), other_lengths=())
+        blank = replace(self, ablation=ablation, metric=new_metric, held_out=(), other_lengths=(), words=words)
         first, *following = (replace(blank, numbers=numbers, clean=one, corrupt=two) for numbers, one, two in sides)
         return replace(first, other_lengths=tuple(following))
 
@@ -138,6 +144,14 @@ class CircuitPairs:
         """The positions of the examples that a search uses."""
         return np.setdiff1d(np.arange(len(self)), self.held_out)
 
+    @cached_property
+    def alignment(self) -> WordAlignment | None:
+        """The corrupt word of each clean word; None if it is the same."""
+        if self.words is None or self.corrupt is None:
+            return None
+        alignment = parse_words(self.clean.model, self.corrupt.model, self.words)
+        return None if alignment.is_identity else alignment
+
     def build_runs(self) -> CircuitRuns:
         """Run both sides of the examples."""
         if self.other_lengths:
@@ -146,8 +160,8 @@ class CircuitPairs:
             hint = "Use run(clean, corrupt) with the ablation"
             raise BNetError("corrupt", expected="an ablation", actual=self.ablation, hint=hint)
         other: Any = self.corrupt
-        if self.ablation is not None:
-            other = Ablation(self.ablation, self.clean.model, self.memory, donors=self.corrupt)
+        if self.ablation is not None or self.alignment is not None:
+            other = Ablation(self.ablation, self.clean.model, self.memory, (), self.corrupt, self.alignment)
         if self.over == (EDGES,):
             from bnet_transformer.interventions.edge_runs import build_edge_runner
 
@@ -156,7 +170,9 @@ class CircuitPairs:
         return build_arrow_runs(self.clean, other, metric, self.over, self.candidates, self.memory)
 
 
-def _parse_sides(clean: object, corrupt: object) -> tuple[list[tuple[tuple[int, ...], Examples, Any]], object]:
+def _parse_sides(
+    clean: object, corrupt: object, words: object
+) -> tuple[list[tuple[tuple[int, ...], Examples, Any]], object]:
     """The sentences of each length, and the ablation.
 
     The sentences are their numbers, the clean ones, and the corrupt ones or those of a swap (None without them).
@@ -168,12 +184,17 @@ def _parse_sides(clean: object, corrupt: object) -> tuple[list[tuple[tuple[int, 
         raise BNetError("corrupt", expected=expected, actual=corrupt)
     ablation = corrupt if is_intervention(corrupt) else None
     other = corrupt.target if isinstance(corrupt, Swap) else corrupt
+    has_pair, has_alignment = ablation is None or isinstance(ablation, Swap), words is not None
+    if has_alignment and not has_pair:
+        expected, actual = "sentences on both sides", "an ablation or a change, which has no other run"
+        raise BNetError("words", expected=expected, actual=actual)
 
     def parse(first: object, second: object) -> tuple[Examples, Examples | None]:
-        has_pair = ablation is None or isinstance(ablation, Swap)
-        return parse_example_pair(first, second) if has_pair else (parse_examples("clean", first), None)
+        if not has_pair:
+            return parse_examples("clean", first), None
+        return parse_example_pair(first, second, has_alignment=has_alignment)
 
-    parts = split_by_length(clean, other)
+    parts = [] if has_alignment else split_by_length(clean, other)
     if len(parts) < 2:
         one, two = parse(clean, other)
         return [(tuple(range(len(one))), one, two)], ablation

@@ -193,7 +193,8 @@ class Circuit(ComparableResult):
         idle: The number of arrows between ancestors of the metric that transmit no difference between the runs, such as
             those from weights and from equal words.
         clean: The metric of the clean run, `[example]`.
-        corrupt: The metric of the corrupt run, or with an ablation that of the circuit without edges, `[example]`.
+        corrupt: The metric of the corrupt run, or with an ablation or `words` that of the circuit without edges,
+            `[example]`.
         outcome: The metric of the circuit, `[example]`.
         arrows: The ground arrows (`"v_0_0_1 -> a_0_0_3"`) on a path from a node that differs to the metric.
         nodes: The nodes on these paths, with their attributes.
@@ -363,7 +364,8 @@ class Circuit(ComparableResult):
         import networkx as nx
 
         clean, ground = self.pairs.clean, self.pairs.clean.model.ground
-        structure = build_structure(clean, self.pairs.corrupt, parse_metric(clean, self.pairs.metric).nodes)
+        other = self.pairs.corrupt if self.pairs.alignment is None else None
+        structure = build_structure(clean, other, parse_metric(clean, self.pairs.metric).nodes)
         graph = nx.DiGraph()
         arrows = iter_chain_arrows(structure, ground, set(self.arrows))
         graph.add_edges_from((ground.name(source), ground.name(target)) for source, target in arrows)
@@ -596,6 +598,7 @@ def circuit(
     candidates: str | Sequence[str] | None = None,
     held_out: float | tuple[object, ...] | None = None,
     seed: int = 0,
+    words: object = None,
     memory: int = DEFAULT_MEMORY,
     progress: bool | None = None,
 ) -> Circuit:
@@ -637,6 +640,10 @@ def circuit(
             chosen by `seed`, or other sentences, `(clean, corrupt)`, with another metric if that names states of each
             example, `(clean, corrupt, metric)`; by default a quarter of 8 or more pairs.
         seed: The seed of the choice of held-out pairs.
+        words: The word of the corrupt sentence from which each word of the clean one takes its values along arrows that
+            are left out, as a mapping or as pairs, such as `{3: 5, 4: 6}`; arrows from other words are retained. The
+            sentences may then differ in length. For several stacks, a map for each stack. `corrupt` of the result is
+            then the metric of the circuit without edges.
         memory: The approximate number of bytes that are used at once.
         progress: Whether to show a progress bar; by default only in a terminal.
 
@@ -645,7 +652,8 @@ def circuit(
 
     Raises:
         BNetError: No candidate transmits a difference between the sentences to the metric, an edge is unknown, or an
-            ablation has no meaning: with another `direction` than `"noise"`, or of nodes without real values.
+            ablation or `words` has no meaning: with another `direction` than `"noise"`, or an ablation of nodes without
+            real values.
         UnsupportedError: A random ancestor of the metric is not set, or a node group cannot be tested in a batch.
 
     >>> import bnet_transformer as bt
@@ -664,9 +672,9 @@ def circuit(
     if threshold is not None and edges is not None:
         expected = "threshold= for a search, or edges= for a circuit without a search"
         raise BNetError("circuit", expected=expected, actual="both of them")
-    pairs = CircuitPairs.parse(clean, corrupt, metric, at, over, candidates, memory)
-    if pairs.ablation is not None and direction != DIRECTIONS[0]:
-        expected = f"{DIRECTIONS[0]!r}, because an ablation has no corrupt run in which edges are restored"
+    pairs = CircuitPairs.parse(clean, corrupt, metric, at, over, candidates, memory, words)
+    if (pairs.ablation is not None or pairs.alignment is not None) and direction != DIRECTIONS[0]:
+        expected = f"{DIRECTIONS[0]!r}, because an ablation, or words=, has no corrupt run in which edges are restored"
         raise BNetError("direction", expected=expected, actual=direction)
     is_given = isinstance(held_out, tuple) and len(held_out) in (2, 3)
     other_pairs = pairs.with_sentences(*(*held_out, None)[:3]) if is_given else None  # type: ignore[misc]

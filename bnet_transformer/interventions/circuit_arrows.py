@@ -104,10 +104,10 @@ def find_circuit_arrows(
     parsed = _parse_candidates(ground, candidates, is_of_nodes=is_of_nodes)
     pairs = None if parsed is None else set[tuple[int, int]]().union(*parsed.values())
     if isinstance(corrupt, Ablation):
-        pairs = _select_real_sources(model, pairs)
+        pairs = _select_sources(model, pairs, has_states=corrupt.alignment is not None and corrupt.change is None)
         ablated, differing = {parent for parent, _ in pairs}, np.zeros(len(ground), dtype=bool)
         for index in ablated:
-            differing[get_node_slice(ground, index)] = True
+            differing[get_node_slice(ground, index)] = corrupt.find_set_nodes(index)
         can_differ = _mark_descendants(ground, differing)
         if corrupt.joins_words:
             _mark_ancestors_of_words(ground, is_ancestor, ablated)
@@ -131,10 +131,15 @@ def find_circuit_arrows(
             if pairs is not None and (edge.parent, edge.child) not in pairs:
                 names[index] += [""] * len(sources)
                 continue
-            used.add((edge.parent, edge.child))
-            names[index] += _name_edges(ground, sources, targets, over)
-            for name, source in zip(names[index][-len(sources) :], sources.tolist(), strict=True):
-                order_keys.setdefault(name, (edge.parent, source) if is_of_nodes else (index, len(order_keys)))
+            new_names = _name_edges(ground, sources, targets, over)
+            if isinstance(corrupt, Ablation):  # arrows from words without an aligned one are never removed
+                is_set = differing[sources].tolist()
+                new_names = [name if flag else "" for name, flag in zip(new_names, is_set, strict=True)]
+            names[index] += new_names
+            for name, source in zip(new_names, sources.tolist(), strict=True):
+                if name:
+                    used.add((edge.parent, edge.child))
+                    order_keys.setdefault(name, (edge.parent, source) if is_of_nodes else (index, len(order_keys)))
     edge_names = tuple(sorted(order_keys, key=order_keys.__getitem__))
     ids = {name: k for k, name in enumerate(edge_names)} | {"": -1}
     edges_by_group = {
@@ -164,19 +169,25 @@ def _mark_ancestors_of_words(ground: GroundGraph, is_ancestor: BoolArray, ablate
             is_ancestor[sources[is_ancestor[targets]]] = True
 
 
-def _select_real_sources(model: GroundModel, pairs: set[tuple[int, int]] | None) -> set[tuple[int, int]]:
+def _select_sources(
+    model: GroundModel, pairs: set[tuple[int, int]] | None, *, has_states: bool
+) -> set[tuple[int, int]]:
     """The pairs of groups whose parent can be ablated: by default all real groups that depend on the words.
+
+    With `has_states`, for values of other words, also tokens and positions, which differ between aligned words.
 
     Raises:
         BNetError: A candidate starts from nodes without real values.
     """
     specs, graph = model.network.specs, model.network.graph
     if pairs is None:
-        dependent = LinearStructure(model.network).word_dependent
-        return {
-            (e.parent, e.child) for e in graph.edges if e.parent in dependent and not is_index_valued(specs[e.parent])
-        }
-    for parent in sorted({parent for parent, _ in pairs}):
+        if has_states:
+            parents = {m.group.index for m in specs if m.group.word_stack is not None and not m.tpm.is_random}
+        else:
+            dependent = LinearStructure(model.network).word_dependent
+            parents = {index for index in dependent if not is_index_valued(specs[index])}
+        return {(e.parent, e.child) for e in graph.edges if e.parent in parents}
+    for parent in () if has_states else sorted({parent for parent, _ in pairs}):
         if is_index_valued(specs[parent]):
             name = specs[parent].group.name
             raise BNetError(

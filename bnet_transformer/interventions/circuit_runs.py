@@ -652,7 +652,7 @@ def build_arrow_runs(
     Raises:
         BNetError: No candidate transmits a difference to the metric.
     """
-    ablation, peer = (corrupt, corrupt.donors or clean) if isinstance(corrupt, Ablation) else (None, corrupt)
+    ablation, peer = (corrupt, corrupt.peer or clean) if isinstance(corrupt, Ablation) else (None, corrupt)
     for examples in (clean, peer):
         check_ancestors_fixed(examples, outcome.nodes)
     arrows = find_circuit_arrows(clean, corrupt, outcome.nodes, over, candidates)

@@ -296,6 +296,7 @@ def faithfulness_curves(
     confidence: float = 0.95,
     resamples: int = 1000,
     seed: int = 0,
+    words: object = None,
     memory: int = DEFAULT_MEMORY,
 ) -> FaithfulnessCurves:
     """Measure rankings of edges as MIB does: f(k), CPR and CMD, with intervals over the pairs.
@@ -322,6 +323,8 @@ def faithfulness_curves(
         confidence: The confidence level of the intervals.
         resamples: The number of resamples of the pairs.
         seed: The seed of the random baseline and of the resamples.
+        words: The word of the corrupt sentence from which each word of the clean one takes its values, as for
+            `bt.circuit`.
         memory: The approximate number of bytes that are used at once.
 
     Returns:
@@ -339,7 +342,7 @@ def faithfulness_curves(
     >>> curves.methods, round(float(curves.faithfulness("search")[-1]), 3)
     (('search', 'random'), 1.0)
     """
-    pairs = CircuitPairs.parse(clean, corrupt, metric, at, over, candidates, memory)
+    pairs = CircuitPairs.parse(clean, corrupt, metric, at, over, candidates, memory, words)
     ends = _parse_shares(shares)
     check_names("baseline", check_sequence("baselines", baselines, str), (RANDOM,))
     level, count, seed = check_fraction("confidence", confidence), check_int("resamples", resamples), check_seed(seed)

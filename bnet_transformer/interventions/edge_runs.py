@@ -645,7 +645,7 @@ class EdgeRunner(CircuitRuns):
     @property
     def peer(self) -> Examples:
         """The corrupt sentences, those of a swap, or the clean ones."""
-        return self.corrupt if isinstance(self.corrupt, Examples) else self.corrupt.donors or self.clean
+        return self.corrupt if isinstance(self.corrupt, Examples) else self.corrupt.peer or self.clean
 
     @property
     def relative_ablation(self) -> Ablation | None:
@@ -720,7 +720,7 @@ def build_edge_runner(clean: object, corrupt: object, metric: object, memory: in
     is_parsed = isinstance(clean, Examples) and isinstance(corrupt, Examples | Ablation)
     clean_examples, corrupt = (clean, corrupt) if is_parsed else parse_example_pair(clean, corrupt)
     assert isinstance(clean_examples, Examples) and isinstance(corrupt, Examples | Ablation)
-    peer = corrupt if isinstance(corrupt, Examples) else corrupt.donors
+    peer = corrupt if isinstance(corrupt, Examples) else corrupt.peer
     if peer is not None and not has_difference(clean_examples, peer):
         actual = "clean and corrupt sentences with the same values"
         raise BNetError("corrupt", expected="a pair that differs", actual=actual)
@@ -737,8 +737,8 @@ def build_edge_runner(clean: object, corrupt: object, metric: object, memory: in
         _check_interventions(structure, clean_examples, peer)
     if isinstance(corrupt, Ablation):
         if parts := [writer.spec.group.name for writer in structure.writer_groups if writer.is_part]:
-            hint = 'Use corrupt sentences, or ground arrows (at="arrows")'
-            raise UnsupportedError(f"at='edges': an ablation cannot set a part of {parts[0]}", hint=hint)
+            hint = 'Use corrupt sentences without words=, or ground arrows (at="arrows")'
+            raise UnsupportedError(f"at='edges': an ablation, or words=, cannot set a part of {parts[0]}", hint=hint)
         corrupt.check(structure.writer_index)
     targets = {reader.target.group.index for reader in structure.reader_groups}
     touched = [int(ground.offsets[index]) for index in sorted(targets) if not specs[index].tpm.is_random]

@@ -227,7 +227,7 @@ def parse_example_pair(clean: object, corrupt: object, *, has_alignment: bool = 
         raise BNetError("corrupt", expected="sentences of the same net as clean", actual="sentences of another net")
     if clean_model.ground.word_counts != corrupt_model.ground.word_counts and not has_alignment:
         expected = f"sentences of {_format_word_counts(clean_model)}, like clean"
-        hint = "Or align words in a sweep: words={word: word of the other sentence}"
+        hint = "Or align words: words={word: word of the other sentence}"
         raise BNetError("corrupt", expected=expected, actual=_format_word_counts(corrupt_model), hint=hint)
     return clean_examples, corrupt_examples
 
@@ -243,7 +243,7 @@ def split_by_length(clean: object, corrupt: object) -> list[tuple[int, ...]]:
     for k, length in enumerate(zip(*lengths, strict=True)):
         if len({*length}) > 1:
             actual = f"{length[0]} and {length[1]} words"
-            hint = "Pairs have equal lengths, or align words in a sweep: words={word: word of the other sentence}"
+            hint = "Pairs have equal lengths, or align words: words={word: word of the other sentence}"
             raise BNetError(f"corrupt[{k}]", expected=f"as many words as clean[{k}]", actual=actual, hint=hint)
         numbers.setdefault(length, []).append(k)
     return [tuple(part) for part in numbers.values()]
