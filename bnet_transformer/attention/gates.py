@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bnet_transformer.compiler.gather import ExecutionState, batch_to_request, gates_to_changes
+from bnet_transformer.compiler.batch_interventions import resolve_interventions
+from bnet_transformer.compiler.gather import ExecutionState, ValueChange, batch_to_request, gates_to_changes
 from bnet_transformer.compiler.module import CompiledModule, find_default_output
 from bnet_transformer.data import Batch
 from bnet_transformer.data.batch import find_deciding_stacks
@@ -133,12 +134,14 @@ class CorpusPart:
         batch: The sentences.
         site_values: The values of the sites and side inputs with all heads on, by group.
         full_output: The output with all heads on; None with observations.
+        off_values: What the values of each site become if its heads are off, by group; none if they become zero.
     """
 
     indices: Tensor
     batch: Batch
     site_values: Mapping[int, Tensor]
     full_output: Tensor | None
+    off_values: Mapping[int, Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -150,7 +153,7 @@ class GatedRuns:
 
     With observations, `log P` of a sentence is `log P(y | x, gates)` of the `targets`, up to a constant. Without them
     it is `- |f(gates) - f(all on)|^2 / 2` of an output f, which is `log Normal(f(all on); f(gates), sigma)` times
-    `sigma^2`.
+    `sigma^2`. `corrupt` is what the value of a head that is off becomes; None for zero.
     """
 
     module: CompiledModule
@@ -158,6 +161,20 @@ class GatedRuns:
     corpus: Batch
     targets: tuple[str, ...]
     num_heads: int
+    corrupt: object = None
+    _off: dict[object, Mapping[int, ValueChange]] = field(default_factory=dict, repr=False)
+
+    def find_off_values(self, batch: Batch) -> Mapping[int, ValueChange]:
+        """The function from the values of each site to those of heads that are off, by group; none for zero."""
+        if self.corrupt is None:
+            return {}
+        network = self.module.network
+        counts = batch_to_request(network, batch).word_counts
+        if (key := tuple(counts.items())) not in self._off:
+            do = {site.name: self.corrupt for site in self.sites}
+            groups = resolve_interventions(network, do, counts, counts).groups
+            self._off[key] = {group.spec.group.index: group for group in groups}
+        return self._off[key]
 
     @property
     def target_indices(self) -> tuple[int, ...]:
@@ -187,7 +204,14 @@ class GatedRuns:
                 execution = self.execute(outputs, corpus)
                 values = [self.module.compute_output(execution, index) for index in outputs]
             site_values = dict(zip(groups, values, strict=False))
-            yield CorpusPart(indices, corpus, site_values, values[-1] if output else None)
+            off_values = dict[int, Tensor]()
+            for site in sites if self.corrupt is not None else ():
+                index = site.spec.group.index
+                gates = torch.zeros(1, *site.plate_sizes, dtype=network.dtype, device=network.device)
+                off_values[index] = self.module.compute_output(
+                    self.execute((index,), corpus, gates={index: gates}), index
+                )
+            yield CorpusPart(indices, corpus, site_values, values[-1] if output else None, off_values)
 
     @torch.no_grad()
     def log_probs_by_setting(self, site: HeadSite, part: CorpusPart, gates: Tensor) -> Tensor:
@@ -209,7 +233,9 @@ class GatedRuns:
         a = a.expand(len(part), *a.shape[1:])  # one row for all sentences if it depends on none of their words
         gates = gates.to(a)
         num_dims = a.dim() - 1 - len(site.plate_sizes)
-        gated = (a[:, None] * gates.reshape(1, count, *site.plate_sizes, *[1] * num_dims)).flatten(0, 1)
+        gates = gates.reshape(1, count, *site.plate_sizes, *[1] * num_dims)
+        off = part.off_values.get(site.spec.group.index)
+        gated = (a[:, None] * gates if off is None else torch.lerp(off[:, None], a[:, None], gates)).flatten(0, 1)
         side_values = {index: part.site_values[index] for index in site.side_inputs}
         do = {k: v if len(v) == 1 else v.repeat_interleave(count, 0) for k, v in side_values.items()}
         do[site.spec.group.index] = gated
@@ -274,7 +300,7 @@ class GatedRuns:
             gates: The gates of sites.
         """
         network = self.module.network
-        changes = gates_to_changes(network, gates or {})
+        changes = gates_to_changes(network, gates or {}, self.find_off_values(batch) if gates else {})
         request = batch_to_request(network, batch, outputs, changes=changes, training=False)
         execution, plan = self.module.execute(replace(request, known={**request.known, **(do or {})}))
         if plan.enumerated:

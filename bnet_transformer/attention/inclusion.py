@@ -14,7 +14,7 @@ from bnet_transformer._core.checks import check_choice, check_float, check_int, 
 from bnet_transformer._core.distributed import SINGLE_PROCESS
 from bnet_transformer._core.files import derive_seed
 from bnet_transformer._core.process import check_memory, translate_memory_errors
-from bnet_transformer._core.results import Result
+from bnet_transformer._core.results import Fields, Result, UnsavedFunction
 from bnet_transformer._core.stats import EffectTable, SentenceValues, digest_words
 from bnet_transformer._core.tensors import enable_gradients, to_numpy
 from bnet_transformer.attention.gates import (
@@ -35,6 +35,7 @@ from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.data.batch import check_has_words, infer_task
 from bnet_transformer.data.dataset import ObservedMode, has_observed
+from bnet_transformer.data.do_values import to_stored
 from bnet_transformer.data.encode import word_encoder
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError, BudgetError, format_count, unknown_name_error
@@ -154,6 +155,7 @@ class Inclusion(HeadTable):
         data: The sentences.
         losses: The loss of each sentence in nats with the head off, `[sentence, slice, head]`, whose mean is
             `ablation`; `compare` compares it.
+        corrupt: What the value of a head that is off becomes; None for zero.
     """
 
     _shapes = (
@@ -183,6 +185,7 @@ class Inclusion(HeadTable):
     network: Network = field(repr=False)
     data: Batch = field(repr=False)
     losses: Tensor | None = field(default=None, repr=False)
+    corrupt: object = field(default=None, repr=False)
 
     @property
     def mean(self) -> Tensor:
@@ -321,7 +324,8 @@ class Inclusion(HeadTable):
 
     def _to_sentence_values(self) -> SentenceValues:
         # The gates of a net share rho, so that their probabilities are not independent between sentences.
-        settings, digests = {"likelihood": self.likelihood}, _digest_batch(self.network, self.data)
+        settings = {"likelihood": self.likelihood, "corrupt": repr(to_stored(self.corrupt))}
+        digests = _digest_batch(self.network, self.data)
         return self._to_head_values("loss with the head off, nats", self.losses, settings, digests=digests)
 
     def _check_pair(self, other: Inclusion) -> None:
@@ -331,6 +335,9 @@ class Inclusion(HeadTable):
                 "Pass one sigma= to both calls of bt.inclusion",
             )
             raise BNetError("compare", expected=expected, actual=other.sigma, hint=hint)
+
+    def _to_fields(self) -> Fields:
+        return {**super()._to_fields(), "corrupt": to_stored(self.corrupt)}
 
     @property
     def caption(self) -> str:
@@ -391,7 +398,7 @@ class Damage(Result):
 #
 # Ablation is the loss of log probability when a head is off. Importance is the mean slope of the loss along a gate
 # (Michel, Levy and Neubig 2019, "Are sixteen heads really better than one?"): `E_x |d loss / d xi|` at `xi = 1`, which
-# is `E_x |a^T d loss / d a|`. Without observations the loss is the distance from the full net, whose slope is zero at
+# is `E_x |a^T d loss / d a|` if heads that are off become zero. Without observations the loss is the distance from the full net, whose slope is zero at
 # `xi = 1`. In this case `y` is sampled from `Normal(f(all on), sigma)`, several times for each sentence.
 
 
@@ -412,6 +419,7 @@ def inclusion(
     net: Any,
     sentences: object,
     *,
+    corrupt: object = None,
     method: str = "exact",
     sigma: float | None = None,
     output: str | None = None,
@@ -432,6 +440,9 @@ def inclusion(
         net: A net that sums its heads.
         sentences: Text, lists of words, ids or vectors, or pairs with observations, as for `bt.fit`. In a net with
             several stacks a sentence is a mapping from stack, or the words of each stack in their order.
+        corrupt: What the value of a head that is off becomes, as in `bt.circuit`, at each word of each sentence:
+            `Mean(sentences)`, a tensor, a sentence, or a change of the value, such as a function or `Noise(sigma)`; by
+            default zero.
         method: `"exact"` sums over all gates of a slice, while the heads of other slices are on. The other methods
             gate all slices at once: `"gibbs"` by Gibbs sampling with the exact likelihood, `"svi"` by variational
             inference, which gives no intervals, and whose error leaves out that of the approximation.
@@ -468,7 +479,8 @@ def inclusion(
     check_int("rounds", rounds, minimum=MIN_ROUNDS[method])
     check_seed(seed)
     network = as_network(net)
-    runs = create_runs(network, sentences, output, role, should_observe=sigma is None and output is None)
+    should_observe = sigma is None and output is None
+    runs = create_runs(network, sentences, output, role, should_observe=should_observe, corrupt=corrupt)
     check_memory(f"{draws} draws", 8 * draws * len(runs.sites) * runs.num_heads, "fewer draws=")
     if method == "exact":
         _check_budget(runs, check_int("budget", budget))
@@ -496,6 +508,7 @@ def inclusion(
         network=network,
         data=runs.corpus,
         losses=losses,
+        corrupt=corrupt,
     )
 
 
@@ -609,7 +622,11 @@ def damage(
     data = result.data if sentences is None else sentences
     roles = {result.network.graph.get_group(name).stem for name in result.slices}
     role = min(roles) if len(roles) == 1 else None
-    runs = create_runs(result.network, data, output, role, should_observe=not is_normal, sites=result.slices)
+    if isinstance(result.corrupt, UnsavedFunction):
+        hint = "Compute the result again by bt.inclusion"
+        raise BNetError("damage", expected="what a head that is off becomes", actual=result.corrupt, hint=hint)
+    options: dict[str, Any] = {"sites": result.slices, "corrupt": result.corrupt}
+    runs = create_runs(result.network, data, output, role, should_observe=not is_normal, **options)
     if _describe_likelihood(runs) != result.likelihood:
         expected = f"sentences with {result.likelihood}, as in the result of bt.inclusion"
         actual = f"sentences with {_describe_likelihood(runs)}"
@@ -654,6 +671,7 @@ def create_runs(
     *,
     should_observe: bool = True,
     sites: tuple[str, ...] | None = None,
+    corrupt: object = None,
 ) -> GatedRuns:
     """Create the gated runs of a net: its sites, the sentences and their likelihood."""
     network.check_single_dtype()
@@ -668,7 +686,7 @@ def create_runs(
     head_sites = find_head_sites(network, role, indices)
     head_sites = head_sites if sites is None else tuple(site for site in head_sites if site.name in sites)
     module = CompiledModule(network).eval().requires_grad_(False)
-    return GatedRuns(module, head_sites, corpus.to(network.device), targets, head_sites[0].num_heads)
+    return GatedRuns(module, head_sites, corpus.to(network.device), targets, head_sites[0].num_heads, corrupt)
 
 
 def _check_budget(runs: GatedRuns, budget: int) -> None:

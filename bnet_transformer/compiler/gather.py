@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -295,15 +296,22 @@ def get_layout_sizes(network: Network, spec: NodeSpec) -> list[int]:
     return [size if plate in spec.group.plates else 1 for plate, size in network.graph.plate_sizes.items()]
 
 
-def gates_to_changes(network: Network, gates: Mapping[int, Tensor]) -> ValueChanges:
-    """Products of the values of groups with gates `[batch, *plates]`, as changes of a request."""
+def gates_to_changes(
+    network: Network, gates: Mapping[int, Tensor], targets: Mapping[int, ValueChange] = MappingProxyType({})
+) -> ValueChanges:
+    """Products of the values of groups with gates `[batch, *plates]`, as changes of a request.
+
+    A group with a target has the target where the gate is 0, and points between it and the value for other gates.
+    """
     changes: dict[int, list[ValueChange]] = {}
     for index, gate in gates.items():
-        spec = network.specs[index]
+        spec, target = network.specs[index], targets.get(index)
         factor = gate.reshape(len(gate), *get_layout_sizes(network, spec), 1, *[1] * len(spec.shape))
 
-        def multiply(value: Tensor, word: int | None, factor: Tensor = factor) -> Tensor:
-            return value * factor
+        def multiply(
+            value: Tensor, word: int | None, factor: Tensor = factor, target: ValueChange | None = target
+        ) -> Tensor:
+            return value * factor if target is None else torch.lerp(target(value, word), value, factor)
 
         changes[index] = [multiply]
     return changes

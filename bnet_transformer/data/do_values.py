@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bnet_transformer._core.checks import check_float, check_seed, set_frozen
 from bnet_transformer._core.naming import WORD, split_entries
+from bnet_transformer._core.results import UnsavedFunction
 from bnet_transformer._core.tensors import copy_to_tensor
 from bnet_transformer.data.encode import encode_value, suggest_do, to_reals
 from bnet_transformer.declare import NodeSpec
@@ -536,6 +537,12 @@ def is_relative(value: object) -> bool:
 def is_intervention(value: object) -> bool:
     """True for what values become, instead of sentences: a tensor, `Zero()`, `Mean(...)`, or a change of the value."""
     return isinstance(value, Tensor | Zero | Mean) or as_change(value) is not None
+
+
+def to_stored(value: object) -> object:
+    """An intervention as a file has it: of functions, and of values in other sentences, the name only."""
+    is_stored = value is None or isinstance(value, Noise | Scale | Shift | Zero | Tensor | UnsavedFunction)
+    return value if is_stored else UnsavedFunction(type(value).__name__)
 
 
 def resolve_relative(

@@ -17,7 +17,7 @@ from bnet_transformer._core.naming import WORD
 from bnet_transformer._core.process import check_cancelled
 from bnet_transformer._core.results import Fields, UnsavedFunction, get_fields, register_codec
 from bnet_transformer._core.tensors import IntArray
-from bnet_transformer.data.do_values import Attend, Noise, Scale, Shift, Swap, Zero, is_intervention
+from bnet_transformer.data.do_values import Attend, Swap, is_intervention, to_stored
 from bnet_transformer.declare import Network
 from bnet_transformer.errors import BNetError
 from bnet_transformer.interventions.ablation import Ablation
@@ -263,9 +263,7 @@ class JoinedRuns(CircuitRuns):
 
 def _to_fields(pairs: CircuitPairs) -> Fields:
     """The fields of pairs; of functions and of values of other sentences, which a file does not contain, the name."""
-    is_stored = pairs.ablation is None or isinstance(pairs.ablation, Noise | Scale | Shift | Zero | UnsavedFunction)
-    ablation = pairs.ablation if is_stored else UnsavedFunction(type(pairs.ablation).__name__)
-    return {**get_fields(pairs), "ablation": ablation}
+    return {**get_fields(pairs), "ablation": to_stored(pairs.ablation)}
 
 
 register_codec(CircuitPairs, _to_fields, lambda fields, trust: CircuitPairs(**fields), CircuitPairs)
