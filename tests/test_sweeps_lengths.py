@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import bnet_transformer as bt
-from bnet_transformer.interventions import Mean, Zero
+from bnet_transformer.interventions import Mean, Swap, Zero
 from tests.cases import CASES, Case, close
 
 VOCABULARY = ["the", "cat", "dog", "sat", "ran"]
@@ -53,6 +53,19 @@ def test_examples_of_unequal_lengths_have_the_effects_of_single_sweeps(options: 
         assert single.names == result.names and single.axes == result.axes
         close(result.effects[..., k], single.effects[..., 0])
         close(torch.stack([result.clean, result.corrupt])[:, k], torch.cat([single.clean, single.corrupt]))
+
+
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+def test_subspaces_of_sentences_of_unequal_lengths(direction: str) -> None:
+    clean, corrupt = build_pairs()
+    options: dict[str, Any] = {"at": "a", "over": HEADS, "metric": {"y_-1": ("cat", "dog")}, "direction": direction}
+
+    def swap(one: Any, other: Any) -> tuple[Any, Any]:
+        return (Swap(one, [0, 2]), other) if direction == "denoise" else (one, Swap(other, [0, 2]))
+
+    result = bt.sweep(*swap(clean, corrupt), progress=False, **options)
+    for k, pair in enumerate(zip(clean, corrupt, strict=True)):
+        close(result.effects[..., k], bt.sweep(*swap(*pair), progress=False, **options).effects[..., 0])
 
 
 @pytest.mark.parametrize("source", [Zero(), "mean"], ids=str)

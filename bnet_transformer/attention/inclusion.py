@@ -398,8 +398,9 @@ class Damage(Result):
 #
 # Ablation is the loss of log probability when a head is off. Importance is the mean slope of the loss along a gate
 # (Michel, Levy and Neubig 2019, "Are sixteen heads really better than one?"): `E_x |d loss / d xi|` at `xi = 1`, which
-# is `E_x |a^T d loss / d a|` if heads that are off become zero. Without observations the loss is the distance from the full net, whose slope is zero at
-# `xi = 1`. In this case `y` is sampled from `Normal(f(all on), sigma)`, several times for each sentence.
+# is `E_x |a^T d loss / d a|` if heads that are off become zero. Without observations the loss is the distance from the
+# full net, whose slope is zero at `xi = 1`. In this case `y` is sampled from `Normal(f(all on), sigma)`, several times
+# for each sentence.
 
 
 MAX_HEADS = 12  # maximum heads of a slice for which all gate settings are enumerated

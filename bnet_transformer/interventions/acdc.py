@@ -29,9 +29,8 @@ from bnet_transformer.interventions.examples import (
     Examples,
     Metric,
     has_example_data,
-    parse_example_pair,
-    parse_examples,
     parse_metric,
+    parse_sides,
     split_by_length,
     split_metric,
 )
@@ -177,29 +176,14 @@ def _parse_sides(
 
     The sentences are their numbers, the clean ones, and the corrupt ones or those of a swap (None without them).
     """
-    if is_intervention(clean):
-        raise BNetError("clean", expected="sentences", actual=clean, hint="Pass the ablation as corrupt")
     if isinstance(corrupt, Attend):
         expected = "sentences, Zero(), Mean(...), or a change of the value of a node, such as a function"
         raise BNetError("corrupt", expected=expected, actual=corrupt)
-    ablation = corrupt if is_intervention(corrupt) else None
-    other = corrupt.target if isinstance(corrupt, Swap) else corrupt
-    has_pair, has_alignment = ablation is None or isinstance(ablation, Swap), words is not None
-    if has_alignment and not has_pair:
-        expected, actual = "sentences on both sides", "an ablation or a change, which has no other run"
-        raise BNetError("words", expected=expected, actual=actual)
-
-    def parse(first: object, second: object) -> tuple[Examples, Examples | None]:
-        if not has_pair:
-            return parse_examples("clean", first), None
-        return parse_example_pair(first, second, has_alignment=has_alignment)
-
-    parts = [] if has_alignment else split_by_length(clean, other)
-    if len(parts) < 2:
-        one, two = parse(clean, other)
-        return [(tuple(range(len(one))), one, two)], ablation
-    sides = [[[s[k] for k in part] if isinstance(s, list | tuple) else s for s in (clean, other)] for part in parts]
-    return [(part, *parse(*side)) for part, side in zip(parts, sides, strict=True)], ablation
+    sides, ablation = [], None
+    for numbers, *pair in split_by_length(clean, corrupt, words):
+        other, base, ablation = parse_sides(*pair, is_noise=True, words=words, hint="Pass the ablation as corrupt")
+        sides.append((numbers or tuple(range(len(base))), base, other))
+    return sides, ablation
 
 
 @dataclass

@@ -21,6 +21,7 @@ from bnet_transformer._core.stats import digest_words
 from bnet_transformer._core.tensors import IntArray
 from bnet_transformer.compiler.gather import ExecutionState, NodePatches, ValueChange, build_request
 from bnet_transformer.compiler.module import CompiledModule
+from bnet_transformer.data.do_values import Swap, is_intervention
 from bnet_transformer.data.encode import encode_value
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, UnsupportedError, format_count
 from bnet_transformer.graph import find_family
@@ -232,13 +233,49 @@ def parse_example_pair(clean: object, corrupt: object, *, has_alignment: bool = 
     return clean_examples, corrupt_examples
 
 
-def split_by_length(clean: object, corrupt: object) -> list[tuple[int, ...]]:
-    """The numbers of the examples of each length; empty if the arguments are no lists of sentences of equal number."""
-    sides = [side for side in (clean, corrupt) if isinstance(side, list | tuple)]
-    lengths = [[_get_length(sentence) for sentence in side] for side in sides]
+def parse_sides(
+    clean: object, corrupt: object, *, is_noise: bool, words: object, hint: str
+) -> tuple[Examples | None, Examples, object]:
+    """Validate the sentences of both sides, of which one may be what the values become.
+
+    Args:
+        clean: The clean sentence or sentences, or with `is_noise=False` an intervention.
+        corrupt: The corrupt sentence or sentences, or with `is_noise=True` an intervention.
+        is_noise: Whether the clean sentences are changed, instead of the corrupt ones.
+        words: The alignment of words, as the user passed it.
+        hint: What to do if the sentences that are changed are an intervention.
+
+    Returns:
+        The sentences that provide the values (None without them), those that are changed, and the intervention (None
+        for the values of sentences).
+    """
+    sides = {"clean": clean, "corrupt": corrupt}
+    source_name, base_name = ("corrupt", "clean") if is_noise else ("clean", "corrupt")
+    if is_intervention(sides[base_name]):
+        raise BNetError(base_name, expected="sentences, which are changed", actual=sides[base_name], hint=hint)
+    intervention = sides[source_name] if is_intervention(sides[source_name]) else None
+    if intervention is not None and not isinstance(intervention, Swap):
+        if words is not None:
+            expected, actual = "sentences on both sides", "an ablation or a change, which has no other run"
+            raise BNetError("words", expected=expected, actual=actual)
+        return None, parse_examples(base_name, sides[base_name]), intervention
+    if isinstance(intervention, Swap):
+        sides[source_name] = intervention.target
+    pair = parse_example_pair(*sides.values(), has_alignment=words is not None)
+    return (*(pair[::-1] if is_noise else pair), intervention)
+
+
+def split_by_length(clean: object, corrupt: object, words: object) -> list[tuple[tuple[int, ...], object, object]]:
+    """The examples of each length: their numbers, and both sides.
+
+    There is one part, without numbers, if the lengths are equal, if words are aligned, or if the sides are no lists of
+    sentences of equal number.
+    """
+    sides = [side.target if isinstance(side, Swap) else side for side in (clean, corrupt)]
+    lengths = [[_get_length(sentence) for sentence in side] for side in sides if isinstance(side, list | tuple)]
     is_valid = len({len(side) for side in lengths}) == 1 and all(None not in side for side in lengths)
-    if not is_valid:
-        return []
+    if not is_valid or words is not None:
+        return [((), clean, corrupt)]
     numbers: dict[object, list[int]] = {}
     for k, length in enumerate(zip(*lengths, strict=True)):
         if len({*length}) > 1:
@@ -246,7 +283,15 @@ def split_by_length(clean: object, corrupt: object) -> list[tuple[int, ...]]:
             hint = "Pairs have equal lengths, or align words: words={word: word of the other sentence}"
             raise BNetError(f"corrupt[{k}]", expected=f"as many words as clean[{k}]", actual=actual, hint=hint)
         numbers.setdefault(length, []).append(k)
-    return [tuple(part) for part in numbers.values()]
+
+    def select(side: Any, part: Sequence[int]) -> object:
+        if isinstance(side, Swap):
+            return Swap(select(side.target, part), side.basis)
+        return [side[k] for k in part] if isinstance(side, list | tuple) else side
+
+    if len(numbers) < 2:
+        return [((), clean, corrupt)]
+    return [(tuple(part), select(clean, part), select(corrupt, part)) for part in numbers.values()]
 
 
 def _get_length(sentence: object) -> tuple[int, ...] | None:

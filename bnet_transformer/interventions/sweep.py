@@ -40,9 +40,8 @@ from bnet_transformer.interventions.examples import (
     describe_metric,
     get_sentence_state,
     has_difference,
-    parse_example_pair,
-    parse_examples,
     parse_metric,
+    parse_sides,
     split_by_length,
     split_metric,
 )
@@ -147,7 +146,9 @@ def parse_experiment(
     """Validate the arguments of a sweep of sentences of one length."""
     check_choice("direction", direction, DIRECTIONS)
     gradient, is_noise, memory = resolve_method(method), direction == "noise", check_int("memory", memory)
-    source, base, intervention = _parse_sides(clean, corrupt, is_noise=is_noise, has_alignment=words is not None)
+    other_side, other_direction = ("corrupt", "denoise") if is_noise else ("clean", "noise")
+    hint = f"To change the {other_side} sentences use direction={other_direction!r}"
+    source, base, intervention = parse_sides(clean, corrupt, is_noise=is_noise, words=words, hint=hint)
     alignment = parse_words(base.model, base.model if source is None else source.model, words)
     parsed_metric = parse_metric(base, metric)
 
@@ -167,9 +168,9 @@ def parse_experiment(
     ablation, change = None, as_change(intervention)
     if source is None:
         ablation = Ablation(intervention, base.model, memory, cells.get_patched_nodes(base.model))
-        if words is not None or (gradient is not None and gradient.steps):
+        if gradient is not None and gradient.steps:
             expected, actual = "sentences on both sides", "an ablation or a change, which has no other run"
-            raise BNetError("steps" if words is None else "words", expected=expected, actual=actual)
+            raise BNetError("steps", expected=expected, actual=actual)
     elif not alignment.is_identity and has_rows:
         expected = "nodes, arrows or paths, because words= does not align the entries of rows of attention"
         raise BNetError("at", expected=expected, actual=at)
@@ -200,27 +201,6 @@ def parse_experiment(
     )
 
 
-def _parse_sides(
-    clean: object, corrupt: object, *, is_noise: bool, has_alignment: bool
-) -> tuple[Examples | None, Examples, object]:
-    """The sentences that provide the values (None without them), those that are patched, and the intervention.
-
-    The intervention is None for the values of sentences.
-    """
-    sides = {"clean": clean, "corrupt": corrupt}
-    source_name, base_name = ("corrupt", "clean") if is_noise else ("clean", "corrupt")
-    if is_intervention(sides[base_name]):
-        hint = f"To change the {source_name} sentences use direction={'denoise' if is_noise else 'noise'!r}"
-        raise BNetError(base_name, expected="sentences, which are patched", actual=sides[base_name], hint=hint)
-    intervention = sides[source_name] if is_intervention(sides[source_name]) else None
-    if intervention is not None and not isinstance(intervention, Swap):
-        return None, parse_examples(base_name, sides[base_name]), intervention
-    if isinstance(intervention, Swap):
-        sides[source_name] = intervention.target
-    pair = parse_example_pair(*sides.values(), has_alignment=has_alignment)
-    return (*(pair[::-1] if is_noise else pair), intervention)
-
-
 def _check_gradient(gradient: Gradient, base: Examples, cells: PatchCells) -> None:
     """Raise an error for nodes without real values, and thus without a gradient, and a rule that cells do not have."""
     specs, nodes = base.model.network.specs, {node for path in cells.paths for node in path.nodes}
@@ -241,16 +221,16 @@ def parse_experiments(
     Raises:
         BNetError: The sentences differ in length, and the cells or the metric refer to words.
     """
-    parts = split_by_length(clean, corrupt) if words is None else []
+    parts = split_by_length(clean, corrupt, words)
     if len(parts) < 2:
         return [parse_experiment(clean, corrupt, metric=metric, words=words, **options)]
-    states = [get_sentence_state(side[0]) for side in (clean, corrupt) if isinstance(side, list | tuple)]
-    assert states[0] is not None
-    metrics = split_metric(states[0].model, metric, parts, has_words=False)
+    sides = [side.target if isinstance(side, Swap) else side for side in parts[0][1:]]
+    state = next(get_sentence_state(side[0]) for side in sides if isinstance(side, list | tuple))
+    assert state is not None
+    metrics = split_metric(state.model, metric, [numbers for numbers, *_ in parts], has_words=False)
     experiments = list[Experiment]()
-    for numbers, part_metric in zip(parts, metrics, strict=True):
-        sides = [[s[k] for k in numbers] if isinstance(s, list | tuple) else s for s in (clean, corrupt)]
-        experiment = parse_experiment(*sides, metric=part_metric, words=None, numbers=numbers, **options)
+    for (numbers, *pair), part_metric in zip(parts, metrics, strict=True):
+        experiment = parse_experiment(*pair, metric=part_metric, words=None, numbers=numbers, **options)
         _check_cells(experiment.base.model, experiment.cells)
         experiments.append(experiment)
     first, *remaining = (experiment.cells for experiment in experiments)
