@@ -117,8 +117,8 @@ def test_the_circuit_without_edges_is_the_other_run_at_aligned_words():
         close(bt.circuit(clean, corrupt, at=at, edges=[], **options).corrupt, expected)
     identity = {"metric": METRIC, "over": ("slice", "head"), "threshold": "10%"}
     one, other = clean[:1], [clean[0].net.sentence("the dog sat the")]
-    found = [bt.circuit(one, other, words=words, **identity) for words in (None, {i: i for i in range(4)})]
-    assert found[0].retained == found[1].retained and found[0].edge_names == found[1].edge_names
+    circuits = [bt.circuit(one, other, words=words, **identity) for words in (None, {i: i for i in range(4)})]
+    assert circuits[0].retained == circuits[1].retained and circuits[0].edge_names == circuits[1].edge_names
 
 
 @pytest.mark.parametrize("at", ["arrows", "nodes", "edges"])

@@ -94,8 +94,8 @@ def test_the_losses_of_an_inclusion_are_those_of_single_heads(method, tmp_path):
             drops = [-compute_log_prob(net.sentence(text), value, [(f"a_{t}", head)], "y") for text in TEXTS[:2]]
             close(result.losses[:, t, head], torch.stack(drops), 1e-7)
     cost = damage(result, counts=[4], progress=False)
-    everything = [(f"a_{t}", head) for t in range(2) for head in range(2)]
-    drops = [-compute_log_prob(net.sentence(text), value, everything, "y") for text in TEXTS[:2]]
+    all_heads = [(f"a_{t}", head) for t in range(2) for head in range(2)]
+    drops = [-compute_log_prob(net.sentence(text), value, all_heads, "y") for text in TEXTS[:2]]
     close(cost.values[:, 0], torch.stack(drops).mean().expand(3), 1e-7)
     result.save(tmp_path / "heads.safetensors")
     loaded = bt.load(tmp_path / "heads.safetensors")
