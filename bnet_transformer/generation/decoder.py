@@ -525,8 +525,8 @@ class ChoiceSampler:
                     probs = self._compute_conditional(choice, request, size)
                 else:
                     evidence = {**words, **self._collect_evidence(size)}
-                    factors = request_factors(self.module, evidence, choice, request)
-                    probs = compute_posterior(self.module, choice, factors)
+                    factor_request = request_factors(self.module, evidence, choice, request)
+                    probs = compute_posterior(self.module, choice, factor_request)
                 at: tuple[slice | int, ...] = (slice(None), *index)
                 sampled = torch.multinomial(probs[at].expand(len(rows), -1), 1, generator=self.generator)[:, 0]
                 states[at] = torch.where(rows, sampled, states[at])

@@ -76,24 +76,24 @@ def log_evidence(
     torch.Size([1])
     """
     request, observed = _check_arguments(module, None, evidence, budget, atol, x=x, mask=mask, do=do, given=given)
-    factors = request_factors(module, observed, None, request, budget=budget, atol=atol)
-    return compute_log_evidence(module, factors, check=check)
+    factor_request = request_factors(module, observed, None, request, budget=budget, atol=atol)
+    return compute_log_evidence(module, factor_request, check=check)
 
 
 @ignore_caller_modes()
 def compute_log_evidence(
-    module: CompiledModule, request: FactorRequest, *, check: bool = True, dtype: torch.dtype | None = None
+    module: CompiledModule, factor_request: FactorRequest, *, check: bool = True, dtype: torch.dtype | None = None
 ) -> Tensor:
     """The log evidence of each sentence, as `log_evidence`, of values that are trusted.
 
     Args:
         module: The compiled net.
-        request: The factors of the evidence.
+        factor_request: The factors of the evidence.
         check: Whether impossible evidence is an error.
         dtype: The type of the result; by default that of log probabilities in the net. float64 preserves differences
             that float32 loses if the log likelihood is large.
     """
-    execution, factors = compute_factors(module, request)
+    execution, factors = compute_factors(module, factor_request)
     total = eliminate_choices(execution, factors, dtype)
     if check and is_readable(total):
         check_possible(execution, factors, total)
@@ -145,21 +145,21 @@ def posterior(
     """
     request, observed = _check_arguments(module, target, evidence, budget, atol, x=x, mask=mask, do=do, given=given)
     index = module.network.graph.get_group(target).index
-    factors = request_factors(module, observed, index, request, budget=budget, atol=atol)
-    return compute_posterior(module, index, factors)
+    factor_request = request_factors(module, observed, index, request, budget=budget, atol=atol)
+    return compute_posterior(module, index, factor_request)
 
 
 @enable_gradients()
-def compute_posterior(module: CompiledModule, target: int, request: FactorRequest) -> Tensor:
+def compute_posterior(module: CompiledModule, target: int, factor_request: FactorRequest) -> Tensor:
     """`P(target | evidence)` for a discrete node group, as `posterior`, of values that are trusted.
 
     Args:
         module: The compiled net.
         target: The discrete node group.
-        request: The factors of the evidence and the target.
+        factor_request: The factors of the evidence and the target.
     """
     with torch.no_grad():
-        execution, factors = compute_factors(module, request)
+        execution, factors = compute_factors(module, factor_request)
     spec, dim = module.network.specs[target], execution.layout.enumerated.index(target)
     batch = 1 if spec.scope == "corpus" else get_batch_size(factors, execution)
     shape = get_full_shape(execution, spec.group.plates, spec.group.word_stack, batch)
@@ -176,18 +176,18 @@ def compute_posterior(module: CompiledModule, target: int, request: FactorReques
 
 
 @torch.no_grad()
-def find_best_paths(module: CompiledModule, request: FactorRequest) -> tuple[dict[int, Tensor], float]:
+def find_best_paths(module: CompiledModule, factor_request: FactorRequest) -> tuple[dict[int, Tensor], float]:
     """The most probable states of independent chains along the words, the only choices of a sentence (Viterbi 1967).
 
     Args:
         module: The compiled net.
-        request: The factors of the evidence of one sentence and of one chain.
+        factor_request: The factors of the evidence of one sentence and of one chain.
 
     Returns:
         The states `[node]` of each enumerated group, by its index, of equally probable paths the smallest one; and
         `log P(states, evidence)`.
     """
-    execution, factors = compute_factors(module, request)
+    execution, factors = compute_factors(module, factor_request)
     layout = execution.layout
     # Sums of float32 numbers would lose the digits that decide between two paths.
     factors = [replace(factor, table=factor.table.double()) for factor in factors]

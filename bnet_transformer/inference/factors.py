@@ -278,7 +278,7 @@ class EliminationProblem:
         """
         patched = request.patched
         observed = {index: _merge_set_states(evidence[index], patched.get(index)) for index in self.fixed}
-        run = replace(
+        pass_request = replace(
             request,
             outputs=self.outputs,
             known={**request.known, **observed},
@@ -288,28 +288,28 @@ class EliminationProblem:
             has_chains=True,
             deferred=frozenset(self.deferred_attention.values()),
         )
-        return FactorRequest(self, evidence, request, run, atol)
+        return FactorRequest(self, evidence, request, pass_request, atol)
 
 
 @dataclass(frozen=True)
 class FactorRequest:
-    """The factors that `compute_factors` computes: their structure, the evidence by group, and the run of the net."""
+    """The factors that `compute_factors` computes: their structure, the evidence by group, and the pass of the net."""
 
     problem: EliminationProblem
     evidence: Mapping[int, Evidence]
-    request: ExecutionRequest
-    run: ExecutionRequest
+    sentence_request: ExecutionRequest  # the sentences and their interventions, without the evidence
+    pass_request: ExecutionRequest  # the pass over these sentences, with the values that the evidence fixes
     atol: float
 
     def with_evidence(self, evidence: Mapping[int, Evidence]) -> FactorRequest:
         """The factors of other evidence with the same structure."""
-        return self.problem.bind(evidence, self.request, self.atol)
+        return self.problem.bind(evidence, self.sentence_request, self.atol)
 
     def count_flops(self, module: CompiledModule, batch: int = 1) -> int | None:
         """The floating-point operations of the pass for a batch of sentences."""
         outputs = tuple(dict.fromkeys([*self.problem.outputs, *self.problem.factor_groups]))
-        structure = self.run.structure._replace(outputs=outputs, patched=frozenset(), deferred=frozenset())
-        return count_plan_flops(module, structure, self.run.word_counts, batch)
+        structure = self.pass_request.structure._replace(outputs=outputs, patched=frozenset(), deferred=frozenset())
+        return count_plan_flops(module, structure, self.pass_request.word_counts, batch)
 
 
 def prepare_factors(
@@ -367,25 +367,26 @@ def request_factors(
         StructureError: Elimination does not apply.
         BudgetError: A value depends on more joint states than the budget.
     """
-    factors = prepare_factors(module, evidence, target, request, atol, defer=defer)
-    if factors.problem.fault is not None:
-        module.plan(factors.run.structure, request.word_counts)  # the error of the plan has the number of words
-        raise factors.problem.fault
-    for index, choices in factors.problem.scopes:
+    factor_request = prepare_factors(module, evidence, target, request, atol, defer=defer)
+    if factor_request.problem.fault is not None:
+        # The error of the plan has the number of words.
+        module.plan(factor_request.pass_request.structure, request.word_counts)
+        raise factor_request.problem.fault
+    for index, choices in factor_request.problem.scopes:
         check_elimination_budget(module.network, index, choices, request.word_counts, budget)
-    return factors
+    return factor_request
 
 
-def compute_factors(module: CompiledModule, request: FactorRequest) -> tuple[ExecutionState, list[Factor]]:
+def compute_factors(module: CompiledModule, factor_request: FactorRequest) -> tuple[ExecutionState, list[Factor]]:
     """The execution state after the pass, and the factors."""
-    execution, plan = module.execute(request.run)
-    problem, factors = request.problem, []
+    execution, plan = module.execute(factor_request.pass_request)
+    problem, factors = factor_request.problem, []
     for index in problem.factor_groups:
         spec = module.network.specs[index]
         if index in problem.enumerated:
             factors.append(Factor(spec, log_prior(execution, index, spec)))
-        if index in request.evidence:
-            aligned = align_evidence(execution, spec, request.evidence[index])
+        if index in factor_request.evidence:
+            aligned = align_evidence(execution, spec, factor_request.evidence[index])
             if index in problem.deferred_attention:
                 log_probs = deferred_log_likelihood(execution, plan, spec, aligned.value, aligned.observed)
                 table = log_probs.clamp(min=LOG_ZERO)
@@ -395,9 +396,9 @@ def compute_factors(module: CompiledModule, request: FactorRequest) -> tuple[Exe
                 log_probs = torch.where(enumerate_states(execution, index) == aligned.value, 0.0, LOG_ZERO)
                 log_probs = log_probs.to(execution.log_dtype)
             elif index in problem.enumerated:
-                log_probs = _value_log_indicator(execution, index, spec, aligned, request.atol)
+                log_probs = _value_log_indicator(execution, index, spec, aligned, factor_request.atol)
             else:
-                log_probs = evidence_log_prob(execution, index, spec, aligned, request.atol)
+                log_probs = evidence_log_prob(execution, index, spec, aligned, factor_request.atol)
             factors.append(Factor(spec, mask_unobserved(aligned, log_probs), aligned))
     return execution, factors
 

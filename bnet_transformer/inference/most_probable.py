@@ -28,7 +28,7 @@ from bnet_transformer.inference.factors import FactorRequest
 from bnet_transformer.inference.plan import Plan, format_nodes
 from bnet_transformer.inference.posteriors import (
     check_nodes,
-    find_factors,
+    find_factor_request,
     plan_elimination,
     plan_joint,
     plan_log_evidence,
@@ -290,10 +290,10 @@ def _select_best(query: Query, count: int, log_probs: Tensor) -> tuple[Tensor, T
 def _has_only_chains(query: Query) -> bool:
     """Whether the requested nodes and the observed ones are independent chains along the words, the only choices."""
     model, network = query.model, query.model.network
-    factors = find_factors(query, query.nodes[0]) if query.nodes else None
-    if not isinstance(factors, FactorRequest):
+    factor_request = find_factor_request(query, query.nodes[0]) if query.nodes else None
+    if not isinstance(factor_request, FactorRequest):
         return False
-    problem = factors.problem
+    problem = factor_request.problem
     single = {first for first, scope in problem.chain_scopes.items() if {*scope} == {first}}
     nodes = {n for i in problem.enumerated for n in model.ground.select_nodes(network.specs[i].group).tolist()}
     is_complete = {*query.nodes} <= nodes <= {*query.nodes, *query.fixed}
@@ -301,10 +301,10 @@ def _has_only_chains(query: Query) -> bool:
     return problem.enumerated == single and is_complete and has_small_tables
 
 
-def _find_best_paths(query: Query, factors: FactorRequest) -> tuple[Tensor, Tensor]:
+def _find_best_paths(query: Query, factor_request: FactorRequest) -> tuple[Tensor, Tensor]:
     """The most probable states of the nodes of chains, `[1, node]`, and `log P(states, evidence)`, `[1]`."""
     ground = query.model.ground
-    paths, log_prob = elimination.find_best_paths(query.module, factors)
+    paths, log_prob = elimination.find_best_paths(query.module, factor_request)
     if log_prob == -math.inf:
         raise_impossible_evidence(query)
     groups = [ground.group_of(node).index for node in query.nodes]

@@ -147,8 +147,8 @@ def plan_log_evidence(query: Query) -> Plan[Tensor]:
         return Plan(question, "graph", "nothing is observed", partial(torch.zeros, (), dtype=torch.float64))
     check = partial(_check_possible, query)
 
-    def eliminate_all(factors: FactorRequest) -> Tensor:
-        return elimination.compute_log_evidence(query.module, factors, dtype=torch.float64).detach()[0]
+    def eliminate_all(factor_request: FactorRequest) -> Tensor:
+        return elimination.compute_log_evidence(query.module, factor_request, dtype=torch.float64).detach()[0]
 
     return choose_plan(
         {
@@ -190,20 +190,20 @@ def plan_elimination(question: str, query: Query, compute: Callable[[FactorReque
     node, *extra = query.nodes or (None,)
     if extra:
         return Obstacle(query.format_nodes(), "several nodes are requested")
-    factors = find_factors(query, node)
-    if not isinstance(factors, FactorRequest):
-        return factors
+    factor_request = find_factor_request(query, node)
+    if not isinstance(factor_request, FactorRequest):
+        return factor_request
     network = query.model.network
-    states, index, scope = factors.problem.find_largest_scope(network, factors.run.word_counts)
+    states, index, scope = factor_request.problem.find_largest_scope(network, factor_request.pass_request.word_counts)
     if states > query.budget:
         names = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
         reason = f"it would sum over {format_count(states)} joint states of {names}, more than the budget of "
         return Obstacle(network.specs[index].group.name, reason + format_count(query.budget), reference.RAISE_BUDGET)
-    run, flops = partial(compute, factors), partial(factors.count_flops, query.module)
+    run, flops = partial(compute, factor_request), partial(factor_request.count_flops, query.module)
     return Plan(question, "elimination", ELIMINATION_REASON, run, states=states, count_flops=flops)
 
 
-def find_factors(query: Query, node: int | None, states: Collection[int] = ()) -> FactorRequest | Fault:
+def find_factor_request(query: Query, node: int | None, states: Collection[int] = ()) -> FactorRequest | Fault:
     """The factors of an elimination, or why it does not apply.
 
     Args:
@@ -218,13 +218,13 @@ def find_factors(query: Query, node: int | None, states: Collection[int] = ()) -
     module = with_sentence_scope(query.module) if states else query.module
     evidence = group_evidence(model, query.evidence, dict.fromkeys(states, torch.zeros(1, dtype=torch.long)))
     target = None if node is None else model.ground.group_of(node).index
-    factors = prepare_factors(module, evidence, target, build_request(model), query.atol)
-    return factors.problem.fault or factors
+    factor_request = prepare_factors(module, evidence, target, build_request(model), query.atol)
+    return factor_request.problem.fault or factor_request
 
 
-def _compute_posterior(query: Query, group: int, index: tuple[int, ...], factors: FactorRequest) -> Tensor:
+def _compute_posterior(query: Query, group: int, index: tuple[int, ...], factor_request: FactorRequest) -> Tensor:
     """`P(node | evidence)` of the node of a discrete group at an index, or of each node: `[*plates, word, states]`."""
-    probs = elimination.compute_posterior(query.module, group, factors)[(0, *index)].double()
+    probs = elimination.compute_posterior(query.module, group, factor_request)[(0, *index)].double()
     return probs / probs.sum(-1, keepdim=True)  # in float32 the sum is 1 only to 1e-7
 
 
@@ -335,18 +335,18 @@ def plan_conditioning(question: str, query: Query) -> JointPlan | Fault:
         attempt = _condition(given, fewer)
         if isinstance(attempt, tuple):
             nodes, result = fewer, attempt
-    conditioned, factors = result
+    conditioned, factor_request = result
     rows, excess, network = math.prod(len(supports[node]) for node in nodes), None, query.model.network
-    summed, _, scope = factors.problem.find_largest_scope(network, factors.run.word_counts)
+    summed, _, scope = factor_request.problem.find_largest_scope(network, factor_request.pass_request.word_counts)
     if rows * summed > query.budget:
         groups = ", ".join(dict.fromkeys(network.specs[i].group.name for i in scope))
         names = ", times those of ".join(filter(None, [format_nodes(query.model, nodes), groups]))
         excess = excess_error(f"at most {format_count(query.budget)} joint states of {names}", rows * summed)
-    flops = factors.count_flops(conditioned.module, rows)
+    flops = factor_request.count_flops(conditioned.module, rows)
     is_complete = set(given.choices) <= set(nodes)
     algorithm = "enumeration" if is_complete and len(nodes) > len(query.nodes) else "conditioning"
     reason = JOINT_REASONS[algorithm].format(nodes=format_nodes(query.model, nodes)) if nodes else PRUNED_REASON
-    compute = partial(_batched_log_probs, conditioned, factors, nodes, summed=summed)
+    compute = partial(_batched_log_probs, conditioned, factor_request, nodes, summed=summed)
     run = partial(_sum_joint_states, query, supports, nodes, compute)
     options: dict[str, Any] = {"states": rows, "rows": rows, "choices": nodes, "count_flops": lambda: flops}
     work = (flops or 0) + rows * summed * len(conditioned.model.ground)
@@ -357,8 +357,8 @@ def _condition(query: Query, nodes: Sequence[int]) -> tuple[Query, FactorRequest
     """The query that each row of a batch solves in which some nodes have states, or why elimination cannot solve it."""
     evidence = {node: value for node, value in query.evidence.items() if node not in nodes}
     conditioned = replace(query, evidence=evidence)
-    factors = find_factors(conditioned, None, nodes)
-    if not isinstance(factors, FactorRequest):
+    factor_request = find_factor_request(conditioned, None, nodes)
+    if not isinstance(factor_request, FactorRequest):
         # Barren choices at state 0 can make it possible, except those in the groups of choices that remain to be
         # summed.
         latent = set(query.choices) - set(nodes)
@@ -366,8 +366,8 @@ def _condition(query: Query, nodes: Sequence[int]) -> tuple[Query, FactorRequest
         members = (node for group in groups for node in query.model.ground.select_nodes(group).tolist())
         model = prune_barren_choices(query.model, {*query.choices, *members, *nodes, *query.evidence})
         conditioned = replace(conditioned, model=model)
-        factors = find_factors(conditioned, None, nodes)
-    return (conditioned, factors) if isinstance(factors, FactorRequest) else factors
+        factor_request = find_factor_request(conditioned, None, nodes)
+    return (conditioned, factor_request) if isinstance(factor_request, FactorRequest) else factor_request
 
 
 def _sum_joint_states(
@@ -405,13 +405,13 @@ def _log_probs_by_reference(query: Query, nodes: Sequence[int]) -> Tensor:
 
 
 def _batched_log_probs(
-    query: Query, factors: FactorRequest, nodes: Sequence[int], states: Tensor, summed: int
+    query: Query, factor_request: FactorRequest, nodes: Sequence[int], states: Tensor, summed: int
 ) -> Tensor:
     """`log P(nodes = states, evidence)` for each row of states, `[row]`, computed in chunks that fit in memory."""
     module, model, logs = with_sentence_scope(query.module), query.model, []
     indices = {model.ground.group_of(node).index for node in (*nodes, *query.evidence)}
     for batch_states in enumerate_as_batch(model, nodes, states, indices, summed):
-        batch = factors.with_evidence(group_evidence(model, query.evidence, batch_states))
+        batch = factor_request.with_evidence(group_evidence(model, query.evidence, batch_states))
         logs.append(elimination.compute_log_evidence(module, batch, check=False, dtype=torch.float64).detach())
     result = torch.cat(logs).cpu()
     if bool(result.isnan().any()):

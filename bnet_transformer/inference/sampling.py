@@ -29,7 +29,7 @@ from bnet_transformer.inference.factor_graph import FactorGraph, build_factor_gr
 from bnet_transformer.inference.factors import FactorRequest, request_factors
 from bnet_transformer.inference.plan import Fault, Obstacle, Plan, format_fault
 from bnet_transformer.inference.posteriors import (
-    find_factors,
+    find_factor_request,
     plan_log_evidence,
     plan_state_probs,
     raise_impossible_evidence,
@@ -239,7 +239,7 @@ def _plan_choices(question: str, target: Query, n: int, generator: torch.Generat
     if not nodes:
         plan = Plan(question, "compiled", "nothing is observed, so that every node is drawn from its TPM", dict)
     elif is_large and all(
-        isinstance(find_factors(target, node, nodes[:k]), FactorRequest) for k, node in enumerate(nodes)
+        isinstance(find_factor_request(target, node, nodes[:k]), FactorRequest) for k, node in enumerate(nodes)
     ):
         reason = "latent ancestors of the evidence are drawn one by one, each from its posterior given the earlier ones"
         run = partial(_sample_by_chain_rule, target, n, generator)
@@ -389,8 +389,8 @@ def _sample_by_chain_rule(query: Query, n: int, generator: torch.Generator) -> N
             sampled = dict(zip(nodes[:k], known[chunk].unbind(1), strict=True))
             evidence = group_evidence(model, query.evidence, sampled)
             budget, atol = query.budget, query.atol
-            factors = request_factors(module, evidence, group.index, request, budget=budget, atol=atol)
-            posterior = compute_posterior(module, group.index, factors)
+            factor_request = request_factors(module, evidence, group.index, request, budget=budget, atol=atol)
+            posterior = compute_posterior(module, group.index, factor_request)
             probs.append(posterior.movedim(0, -2)[index].expand(len(known[chunk]), -1))
         new = torch.multinomial(torch.cat(probs)[inverse], 1, generator=generator)
         states = torch.cat([states, new], 1)

@@ -264,8 +264,8 @@ class TrainingLoss(nn.Module):
         network = self.module.network
         if self.task.has_choices:
             request, evidence = batch_to_request(network, batch, training=self.training), batch.index_evidence(network)
-            factors = request_factors(self.module, evidence, None, request)
-            return -eliminate_choices(*compute_factors(self.module, factors)).sum()
+            factor_request = request_factors(self.module, evidence, None, request)
+            return -eliminate_choices(*compute_factors(self.module, factor_request)).sum()
         state, _ = self.module.execute(batch_to_request(network, batch, self.readout_indices))
         smoothing = self.smoothing if self.training else 0.0
         observed = batch.observed

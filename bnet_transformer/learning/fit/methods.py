@@ -302,7 +302,7 @@ def _plan_fit(problem: FitProblem, method: Method, run: Callable[[], R]) -> Plan
     all restarts, without the gradient, which takes about twice as many. If the choices cannot be summed, the node is
     the one that prevents it, and the fit raises an error unless the choices are sampled.
     """
-    title, (structure, states, names, node, fault) = (
+    title, (factor_request, states, names, node, fault) = (
         f"fit by {method.name}",
         analyse_choices(problem.objective, problem.corpus),
     )
@@ -313,8 +313,8 @@ def _plan_fit(problem: FitProblem, method: Method, run: Callable[[], R]) -> Plan
     if fault is not None:
         reason = f"elimination cannot sum the choices: {fault}; {SAMPLED_CHOICES_HINT}"
         return Plan(title, "sampling", reason, run, node, states, is_exact=False)
-    flops = partial(count_step_flops, problem, method, structure)
-    if not structure.problem.enumerated:
+    flops = partial(count_step_flops, problem, method, factor_request)
+    if not factor_request.problem.enumerated:
         reason = "no choice is latent: one pass gives the log evidence"
         return Plan(title, "compiled", reason, run, count_flops=flops)
     reason = f"elimination sums the choices of each sentence ({names}) out of the log evidence exactly"
@@ -331,23 +331,23 @@ def analyse_choices(objective: FitObjective, corpus: Batch) -> tuple[FactorReque
         corpus: The sentences; only the structure of their evidence is used.
 
     Returns:
-        The factors; the maximum number of joint states of the choices on which one observed node group
+        The request of the factors; the maximum number of joint states of the choices on which one observed node group
         depends; the names of these choices; and, if they cannot be summed, the node and the reason, else None and None.
     """
     network, evidence = objective.network, corpus.index_evidence(objective.network)
-    factors = prepare_factors(objective.module, evidence, None, batch_to_request(network, corpus))
-    specs, fault = network.specs, factors.problem.fault
-    states, _, scope = factors.problem.find_largest_scope(network, factors.run.word_counts)
+    factor_request = prepare_factors(objective.module, evidence, None, batch_to_request(network, corpus))
+    specs, fault = network.specs, factor_request.problem.fault
+    states, _, scope = factor_request.problem.find_largest_scope(network, factor_request.pass_request.word_counts)
     names = ", ".join(dict.fromkeys(specs[i].group.name for i in scope))
     if fault is not None:
-        return factors, states, names, fault.node, fault.reason
+        return factor_request, states, names, fault.node, fault.reason
     if states <= objective.budget:
-        return factors, states, names, None, None
-    budget = format_count(objective.budget)
-    return factors, states, names, names, f"{names} have {format_count(states)} joint states, more than budget={budget}"
+        return factor_request, states, names, None, None
+    excess = f"{names} have {format_count(states)} joint states, more than budget={format_count(objective.budget)}"
+    return factor_request, states, names, names, excess
 
 
-def count_step_flops(problem: FitProblem, method: Method, factors: FactorRequest) -> int | None:
+def count_step_flops(problem: FitProblem, method: Method, factor_request: FactorRequest) -> int | None:
     """Count the FLOPs of the compiled passes of one step; None if a TPM does not define its FLOPs."""
     objective, corpus = problem.objective, problem.corpus
     sets, is_full_batch = getattr(method, "chains", 1), method.full_batch is not None or objective.has_corpus_choice
@@ -355,5 +355,5 @@ def count_step_flops(problem: FitProblem, method: Method, factors: FactorRequest
         sets = count_restarts(problem, method)
         is_full_batch = is_full_batch or choose_first_order(problem, method) is None
     sentences = len(corpus) if is_full_batch else min(problem.batch or DEFAULT_BATCH_SIZE, len(corpus))
-    flops = factors.count_flops(objective.module, sentences)
+    flops = factor_request.count_flops(objective.module, sentences)
     return None if flops is None else sets * flops

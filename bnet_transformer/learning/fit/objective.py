@@ -216,8 +216,8 @@ class FitObjective(nn.Module):
             try:
                 with torch.no_grad():
                     evidence, request = part.index_evidence(self.network), batch_to_request(self.network, part)
-                    factors = request_factors(self.module, evidence, None, request, budget=self.budget)
-                    compute_log_evidence(self.module, factors)
+                    factor_request = request_factors(self.module, evidence, None, request, budget=self.budget)
+                    compute_log_evidence(self.module, factor_request)
             except EvidenceError as error:
                 where = f" after {number * FULL_PASS_SIZE} other sentences" if number else ""
                 raise EvidenceError(f"{error.subject}{where}", **error.parts) from error
