@@ -312,7 +312,7 @@ class FactorRequest:
         return count_plan_flops(module, structure, self.pass_request.word_counts, batch)
 
 
-def prepare_factors(
+def request_factors_unchecked(
     module: CompiledModule,
     evidence: Mapping[int, Evidence],
     target: int | None,
@@ -321,7 +321,7 @@ def prepare_factors(
     *,
     defer: bool = True,
 ) -> FactorRequest:
-    """Plan the factors of evidence and a target; `problem.fault` is the reason if elimination does not apply.
+    """Request the factors of evidence and a target; if elimination does not apply, `problem.fault` is the reason.
 
     Args:
         module: The compiled net.
@@ -352,22 +352,16 @@ def request_factors(
     atol: float = ATOL,
     defer: bool = True,
 ) -> FactorRequest:
-    """Plan the factors of evidence and a target as `prepare_factors`, and raise an error if elimination does not apply.
+    """Request the factors of evidence and a target, and raise an error if elimination does not apply.
 
-    Args:
-        module: The compiled net.
-        evidence: The evidence, by group.
-        target: The requested discrete group, if any.
-        request: The sentences and their interventions.
-        budget: The maximum number of joint states of the choices on which one value depends.
-        atol: The tolerance of evidence on groups that are functions of their parents.
-        defer: Whether the likelihood of a readout may be computed without its mean (`deferred_log_likelihood`).
+    The Args are those of `request_factors_unchecked`, and `budget`, the maximum number of joint states of the choices
+    on which one value depends.
 
     Raises:
         StructureError: Elimination does not apply.
         BudgetError: A value depends on more joint states than the budget.
     """
-    factor_request = prepare_factors(module, evidence, target, request, atol, defer=defer)
+    factor_request = request_factors_unchecked(module, evidence, target, request, atol, defer=defer)
     if factor_request.problem.fault is not None:
         # The error of the plan has the number of words.
         module.plan(factor_request.pass_request.structure, request.word_counts)

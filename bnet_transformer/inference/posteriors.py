@@ -42,7 +42,7 @@ from bnet_transformer.inference.factor_graph import (
     locate_words,
     scatter_possible,
 )
-from bnet_transformer.inference.factors import LOG_ZERO, FactorRequest, prepare_factors
+from bnet_transformer.inference.factors import LOG_ZERO, FactorRequest, request_factors_unchecked
 from bnet_transformer.inference.plan import Fault, Obstacle, Plan, choose_plan, find_mixed_type_fault, format_nodes
 from bnet_transformer.inference.query import (
     MAX_DIMS,
@@ -218,7 +218,7 @@ def find_factor_request(query: Query, node: int | None, states: Collection[int] 
     module = with_sentence_scope(query.module) if states else query.module
     evidence = group_evidence(model, query.evidence, dict.fromkeys(states, torch.zeros(1, dtype=torch.long)))
     target = None if node is None else model.ground.group_of(node).index
-    factor_request = prepare_factors(module, evidence, target, build_request(model), query.atol)
+    factor_request = request_factors_unchecked(module, evidence, target, build_request(model), query.atol)
     return factor_request.problem.fault or factor_request
 
 

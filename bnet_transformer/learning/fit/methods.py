@@ -23,7 +23,7 @@ from bnet_transformer.data import Batch, read_batch
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.declare.network import restore_type
 from bnet_transformer.errors import BNetError, BudgetError, UnsupportedError, format_count
-from bnet_transformer.inference.factors import OVER_BUDGET_HINT, FactorRequest, prepare_factors
+from bnet_transformer.inference.factors import OVER_BUDGET_HINT, FactorRequest, request_factors_unchecked
 from bnet_transformer.inference.plan import Plan, planned
 from bnet_transformer.learning.fit.diagnostics import describe_data_scale
 from bnet_transformer.learning.fit.em import EM, MAP, PointMethod, choose_first_order, count_restarts, fit_point
@@ -335,7 +335,7 @@ def analyse_choices(objective: FitObjective, corpus: Batch) -> tuple[FactorReque
         depends; the names of these choices; and, if they cannot be summed, the node and the reason, else None and None.
     """
     network, evidence = objective.network, corpus.index_evidence(objective.network)
-    factor_request = prepare_factors(objective.module, evidence, None, batch_to_request(network, corpus))
+    factor_request = request_factors_unchecked(objective.module, evidence, None, batch_to_request(network, corpus))
     specs, fault = network.specs, factor_request.problem.fault
     states, _, scope = factor_request.problem.find_largest_scope(network, factor_request.pass_request.word_counts)
     names = ", ".join(dict.fromkeys(specs[i].group.name for i in scope))
