@@ -1,4 +1,5 @@
-"""Variable elimination on a product of log tables (sums, samples, the largest entries), and recursions on chains.
+"""Computations on log tables: for `variable elimination` (`factor_graph`) sums, samples and the largest entries of a
+product of tables, whose variables are eliminated one by one; for `elimination`, recursions on chains.
 
 A log table has a dim for each variable of its scope; -inf is the log of probability 0. To eliminate a variable, all
 tables whose scope contains it are added, and the variable is summed or maximised out (Dechter 1999, Bucket elimination:

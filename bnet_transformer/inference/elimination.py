@@ -1,7 +1,12 @@
-"""Exact inference by variable elimination: log evidence of a batch, its gradient, posteriors, impossible evidence.
+"""The algorithm `elimination`: log evidence of a batch, its gradient, posteriors, impossible evidence.
 
-The log evidence is the log of the sum, over all choices, of the product of the factors. Choices of single words are
-eliminated first, within their word, then chains along words, the choices of the sentence, and those of the corpus.
+A factor is one tensor of a whole node group, for all its words and all sentences, and whole groups of choices are
+eliminated: those of single words first, within their word, then chains along words, the choices of the sentence, and
+those of the corpus. The log evidence is the log of the sum, over all choices, of the product of the factors.
+
+The algorithm applies if at most one group is requested, and if each value depends on the choices of one word, or of two
+neighbouring words of a chain. Else `posteriors` takes the cheapest of several algorithms; one of them is `variable
+elimination` (`factor_graph`), which eliminates single nodes of one sentence.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Exact inference on the factor graph of one sentence: variable elimination on the tables of its ground network.
+"""The algorithm `variable elimination`: exact inference on the factor graph of one sentence.
 
-The variables are the latent choices of a query. The factors are `log P(choice | parents)` of each choice and the
-likelihood of each observed node; the scope of a factor contains the choices that determine it through nodes that are
-functions of their parents. So the cost depends on which choices occur together, not on the product of all their states:
-a chain along n words with K states has n tables of K^2 entries, where enumeration has K^n joint states.
+The variables are single nodes: the latent choices of a query. (`elimination`, in the module of that name, eliminates
+whole node groups; it is faster, but does not apply if a value depends on the choices of several words, or if several
+nodes are requested.) The factors are `log P(choice | parents)` of each choice and the likelihood of each observed node;
+the scope of a factor contains the choices that determine it through nodes that are functions of their parents. So the
+cost depends on which choices occur together, not on the product of all their states: a chain along n words with K
+states has n tables of K^2 entries, where enumeration has K^n joint states.
 
 `build_factor_graph` finds the scopes without computing a number. `FactorGraph.tables` evaluates the factors by the
 compiled net, and `contraction` eliminates the variables.

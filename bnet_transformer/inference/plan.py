@@ -9,8 +9,8 @@ Algorithms:
 
 - `graph`: uses the structure of the graph only.
 - `compiled`: one batched pass of the compiled net.
-- `elimination`: variable elimination on the factors of whole groups, within the compiled net.
-- `variable elimination`: variable elimination on the factor graph of the sentence (`factor_graph`).
+- `elimination`: whole groups of choices are summed out of the factors of whole groups, within the compiled net.
+- `variable elimination`: single choices are summed out of the factor graph of the sentence (`factor_graph`).
 - `conditioning`: the joint states of some choices are a batch; the other choices are eliminated in each row.
 - `enumeration`: all joint states of the choices are a batch of the compiled net.
 - `sampling`: Monte Carlo samples, which are approximate.
