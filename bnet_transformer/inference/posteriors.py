@@ -311,8 +311,8 @@ def _plan_reference(question: str, query: Query, function: Callable[[Tensor], Te
     return Plan(question, "reference", REFERENCE_REASON, run, **options).then(function)
 
 
-JOINT_PLANS: dict[str, Callable[..., Plan[Tensor] | Fault]] = {
-    "variable elimination": _plan_joint_states,
+JOINT_PLANS: dict[str, Callable[..., Plan[Tensor] | Fault]] = {  # the names are those in the reason of a plan
+    "a batch of joint states": _plan_joint_states,
     "reference": _plan_reference,
 }
 
