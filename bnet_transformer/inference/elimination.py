@@ -30,6 +30,7 @@ from bnet_transformer.compiler.gather import ExecutionRequest, ExecutionState
 from bnet_transformer.compiler.module import CompiledModule
 from bnet_transformer.data import Evidence
 from bnet_transformer.data.checks import StackTensors, check_evidence, check_masked_reads
+from bnet_transformer.declare import NodeSpec
 from bnet_transformer.errors import BNetError, BudgetError, EvidenceError, format_count
 from bnet_transformer.graph import NodeGroup
 from bnet_transformer.inference.contraction import chain_log_partition, most_probable_path
@@ -165,19 +166,30 @@ def compute_posterior(module: CompiledModule, target: int, factor_request: Facto
     """
     with torch.no_grad():
         execution, factors = compute_factors(module, factor_request)
-    spec, dim = module.network.specs[target], execution.layout.enumerated.index(target)
-    batch = 1 if spec.scope == "corpus" else get_batch_size(factors, execution)
-    shape = get_full_shape(execution, spec.group.plates, spec.group.word_stack, batch)
-    shape[dim] = execution.network.count_states(target, execution.word_counts)
-    # Add a zero table to the log prior of the target. The derivative of the log evidence by the log probability of a
-    # state is the posterior probability of that state (Darwiche 2003, A differential approach to inference in Bayesian
-    # networks), so that one backward pass gives the posteriors of all nodes of the group.
-    tilt = torch.zeros(shape, dtype=execution.log_dtype, device=execution.device, requires_grad=True)
+    spec = module.network.specs[target]
+    tilt = build_tilt(execution, factors, spec).requires_grad_()
     total = eliminate_choices(execution, [*factors, Factor(spec, tilt)])
     (probs,) = torch.autograd.grad(total.sum(), tilt)
     check_possible(execution, factors, total)
-    dims = find_posterior_dims(execution, spec.group)
-    return probs.movedim(dim, -1).reshape([probs.shape[k] for k in dims] + [shape[dim]])
+    return shape_posterior(execution, spec.group, probs)
+
+
+def build_tilt(execution: ExecutionState, factors: list[Factor], spec: NodeSpec) -> Tensor:
+    """A zero table that is added to the log prior of a group; the derivative of the log evidence is the posterior."""
+    # The derivative by the log probability of a state is the posterior probability of that state (Darwiche 2003, A
+    # differential approach to inference in Bayesian networks): one backward pass gives those of all nodes of the group.
+    group, batch = spec.group, 1 if spec.scope == "corpus" else get_batch_size(factors, execution)
+    shape = get_full_shape(execution, group.plates, group.word_stack, batch)
+    states = execution.network.count_states(group.index, execution.word_counts)
+    shape[execution.layout.enumerated.index(group.index)] = states
+    return torch.zeros(shape, dtype=execution.log_dtype, device=execution.device)
+
+
+def shape_posterior(execution: ExecutionState, group: NodeGroup, probs: Tensor) -> Tensor:
+    """The derivative by the table of `build_tilt` as `[batch, *plates, word, state]`."""
+    dim = execution.layout.enumerated.index(group.index)
+    sizes = [probs.shape[k] for k in [*find_posterior_dims(execution, group), dim]]
+    return probs.movedim(dim, -1).reshape(sizes)
 
 
 @torch.no_grad()

@@ -23,13 +23,7 @@ from bnet_transformer.compiler.gather import ExecutionState, batch_to_request, e
 from bnet_transformer.data import Batch, Evidence
 from bnet_transformer.declare import Network, NodeSpec
 from bnet_transformer.errors import BNetError, EvidenceError
-from bnet_transformer.inference.elimination import (
-    compute_log_evidence,
-    eliminate_choices,
-    find_posterior_dims,
-    get_batch_size,
-    get_full_shape,
-)
+from bnet_transformer.inference.elimination import build_tilt, compute_log_evidence, eliminate_choices, shape_posterior
 from bnet_transformer.inference.factors import Factor, FactorRequest, compute_factors, log_prior, request_factors
 from bnet_transformer.learning.loop import LoopConfig
 
@@ -255,21 +249,11 @@ class FitObjective(nn.Module):
 
     def responsibilities(self, parameters: Parameters, corpus: Batch, selector: NodeSpec) -> Tensor:
         """Compute the responsibilities `P(c | x, y)` of a selector, `[sentence, ..., head]`."""
-        # The derivative of a log partition function by the log of a factor is the expectation of its indicator: with
-        # Z(t) = sum_c exp(t_c) P(c, y | x), d log Z / d t_c at t = 0 is P(c | x, y) (Darwiche 2003, "A differential
-        # approach to inference in Bayesian networks"). One backward pass of elimination gives all states.
-        group = selector.group
 
         def evaluate(state: ExecutionState, factors: list[Factor]) -> Tensor:
-            state_dim = state.layout.enumerated.index(group.index)
-            batch = 1 if selector.scope == "corpus" else get_batch_size(factors, state)
-            shape = get_full_shape(state, group.plates, group.word_stack, batch)
-            shape[state_dim] = state.network.count_states(group.index, state.word_counts)
-            tilt = torch.zeros(shape, dtype=state.log_dtype, device=state.device)
             evidence = lambda tilt: eliminate_choices(state, [*factors, Factor(selector, tilt)]).sum()  # noqa: E731
-            probs: Tensor = torch.func.grad(evidence)(tilt)
-            sizes = [shape[k] for k in find_posterior_dims(state, group)]
-            return probs.movedim(state_dim, -1).reshape(*sizes, shape[state_dim])
+            probs: Tensor = torch.func.grad(evidence)(build_tilt(state, factors, selector))
+            return shape_posterior(state, selector.group, probs)
 
         return self.evaluate(parameters, corpus, evaluate)
 
