@@ -103,7 +103,7 @@ def find_slot_parents(
         else:
             options.append([node_indices[plate] if selected is None else selected])
     if parent_group.word_stack is not None:
-        reads = parent.reach.matrix(_count_words(model, spec), ground.word_counts[parent_group.word_stack])
+        reads = parent.reach.matrix(ground.count_words(spec.group.index), ground.count_words(parent.index))
         words = np.flatnonzero(reads[node_indices.get(WORD, 0)]).tolist()
         selected = _selected_entry(model, spec, index, parent, WORD, states)
         words = words if selected is None else [word for word in words if word == selected]
@@ -196,7 +196,8 @@ def find_readable_words(model: GroundModel, node: int) -> list[int]:
     parent = spec.word_parents[0]
     words = model.ground.word_counts[model.network.get_source_stack(spec)]
     row = index[-1] if spec.group.word_stack is not None else 0
-    readable: list[int] = np.flatnonzero(parent.reach.matrix(_count_words(model, spec), words)[row]).tolist()
+    reads = parent.reach.matrix(model.ground.count_words(spec.group.index), words)
+    readable: list[int] = np.flatnonzero(reads[row]).tolist()
     return readable
 
 
@@ -225,11 +226,6 @@ def locate_node(model: GroundModel, node: int) -> tuple[NodeSpec, tuple[int, ...
     """The spec of a node, and its index in the group."""
     group, index = model.ground.unravel_index(node)
     return model.network.specs[group.index], index
-
-
-def _count_words(model: GroundModel, spec: NodeSpec) -> int:
-    """The number of words of a group; 1 for a group without words."""
-    return 1 if spec.group.word_stack is None else model.ground.word_counts[spec.group.word_stack]
 
 
 def _to_fields(model: GroundModel) -> Fields:

@@ -775,8 +775,7 @@ class _ModelRun:
         """Return the sizes of a site along the sentences, each plate of the net, and the words."""
         group, network = spec.group, self.state.network
         sizes = [network.graph.plate_sizes[plate] if plate in group.plates else 1 for plate in self.state.layout.plates]
-        num_words = 1 if group.word_stack is None else self.state.word_counts[group.word_stack]
-        return [1 if spec.scope == "corpus" else self.batch, *sizes, num_words]
+        return [1 if spec.scope == "corpus" else self.batch, *sizes, group.count_words(self.state.word_counts)]
 
     def get_plates(self, spec: NodeSpec) -> list[Any]:
         """Return the plates around a site."""

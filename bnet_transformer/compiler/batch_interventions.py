@@ -168,12 +168,12 @@ def resolve_interventions(
     by_plates: dict[tuple[int, int], dict[int, object]] = {}
     for node, value in expand_names(resolver.model, "do", do).items():
         index = ground.group_of(node).index
-        k, i = divmod(node - int(ground.offsets[index]), resolver.count_words(index))
+        k, i = divmod(node - int(ground.offsets[index]), ground.count_words(index))
         by_plates.setdefault((index, k), {})[i] = value
     rows: dict[int, dict[tuple[int, int], Tensor]] = {}
     nodes: dict[tuple[int, int | None], tuple[Change | None, list[ResolvedNode]]] = {}
     for (index, k), values in by_plates.items():
-        first_node = int(ground.offsets[index]) + k * resolver.count_words(index)
+        first_node = int(ground.offsets[index]) + k * ground.count_words(index)
         for word, value, is_everywhere in resolver.iter_values(index, first_node, values):
             tensor, change = resolver.resolve(first_node + (word or 0), value, is_everywhere), as_change(value)
             if isinstance(value, Attend) and word is not None and tensor is not None:
@@ -198,11 +198,6 @@ class _Resolver:
     growing: str | None
     first_word: Tensor | None
 
-    def count_words(self, index: int) -> int:
-        """The number of words of a group, including new words; 1 for a group without words."""
-        stack = self.model.network.specs[index].group.word_stack
-        return 1 if stack is None else self.model.ground.word_counts[stack]
-
     def iter_values(
         self, index: int, first_node: int, values: Mapping[int, object]
     ) -> Iterator[tuple[int | None, object, bool]]:
@@ -210,7 +205,7 @@ class _Resolver:
         the value, and whether it is that of a name without a word.
         """
         ground, network, stack = self.model.ground, self.model.network, self.model.network.specs[index].group.word_stack
-        count, (word, value) = self.count_words(index), next(iter(values.items()))
+        count, (word, value) = self.model.ground.count_words(index), next(iter(values.items()))
         if self.growing is not None and network.specs[index].tpm.is_random and not network.graph.out_edges[index]:
             name = ground.name(first_node + word)
             raise EvidenceError(name, expected="a node on which the next word depends", actual="a readout")
@@ -261,7 +256,7 @@ class _Resolver:
 
     def build(self, index: int, change: Change | None, nodes: Sequence[ResolvedNode]) -> GroupIntervention:
         """The intervention on a group, from its nodes."""
-        network, spec, count = self.model.network, self.model.network.specs[index], self.count_words(index)
+        network, spec, count = self.model.network, self.model.network.specs[index], self.model.ground.count_words(index)
         first = self.first_word if spec.group.word_stack == self.growing else None
         is_constant = first is None and all(word is None for _, word, _, _ in nodes)
         positions = torch.arange(1 if is_constant else count, device=network.device)[None]

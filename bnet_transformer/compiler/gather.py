@@ -535,7 +535,7 @@ def _get_indices_and_mask(
     m = state.word_counts[stack]
     key = parent.reach, stack, spec.group.word_stack, word
     if key not in state.mask_cache:
-        n = 1 if spec.group.word_stack is None else state.word_counts[spec.group.word_stack]
+        n = spec.group.count_words(state.word_counts)
         mask = _build_reach_mask(state, parent, n, m)
         mask = mask if word is None else mask[word : word + 1]
         if stack in state.present:
@@ -610,7 +610,7 @@ def build_context(
     elif group.word_stack is not None and group.word_stack in state.positions:
         positions = state.positions[group.word_stack]
     else:
-        positions = state.arange(1 if group.word_stack is None else state.word_counts[group.word_stack])
+        positions = state.arange(group.count_words(state.word_counts))
     rotary = state.rotary if word is None else {}
     return EvalContext(
         parameters, positions, read_indices or {}, mask or {}, state.training, state.dtype, rotary, missing or {}

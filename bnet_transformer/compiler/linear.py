@@ -113,7 +113,7 @@ class LinearStructure:
         for index in reversed(self.list_groups(starts)):
             spec = self.network.specs[index]
             for parent in (spec.parents[k] for k in self.get_linear_positions(spec)):
-                count = count_words(self.network.specs[parent.index], word_counts)
+                count = self.network.specs[parent.index].group.count_words(word_counts)
                 read = find_read_words(parent, masks[index], count)
                 masks[parent.index] = masks[parent.index] | read if parent.index in masks else read
         return masks
@@ -146,11 +146,6 @@ class LinearStructure:
         """A value `[batch, *plates, word, *shape]` for one unit of a group at a time, `[unit, batch, ...]`."""
         units = torch.eye(self.count_units(spec), dtype=value.dtype, device=value.device)
         return value[None] * self.spread_units(units, spec, layout, value.dim())[:, None]
-
-
-def count_words(spec: NodeSpec, word_counts: Mapping[str, int]) -> int:
-    """The number of words of a group; 1 for a group without words."""
-    return 1 if spec.group.word_stack is None else word_counts[spec.group.word_stack]
 
 
 def find_read_words(parent: ParentSpec, words: BoolArray, num_words: int) -> BoolArray:

@@ -499,7 +499,7 @@ def check_masked_reads(
         present, child_stack = mask[stack], spec.group.word_stack
         if spec.group.index not in computed or not is_readable(present):
             continue
-        n, m = 1 if child_stack is None else word_counts[child_stack], word_counts[stack]
+        n, m = spec.group.count_words(word_counts), word_counts[stack]
         pairs = torch.tensor(parent.reach.matrix(n, m), device=present.device)
         is_empty = ~(pairs & present[:, None, :]).any(-1)
         if child_stack is not None and child_stack in mask:

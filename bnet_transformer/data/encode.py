@@ -718,7 +718,7 @@ def check_word_counts(network: Network, word_counts: Mapping[str, int]) -> None:
     """Raise an error if a word has no word to read, or if there are more words than learned positions."""
     for spec in network.specs:
         group = spec.group
-        n = 1 if group.word_stack is None else word_counts[group.word_stack]
+        n = group.count_words(word_counts)
         longest = spec.tpm.max_words
         if longest is not None and n > longest:
             expected = f"at most {longest} words, the number of its learned positions"

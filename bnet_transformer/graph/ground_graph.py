@@ -407,8 +407,19 @@ class GroundGraph:
             return len(i) * len(j)
         if len(edge.reaches) > 1:
             return int(self.word_adjacency(edge)[np.ix_(i, j)].sum())
-        n = 1 if child.word_stack is None else self.word_counts[child.word_stack]
+        n = child.count_words(self.word_counts)
         return edge.reaches[0].count_arrows(i, j, n, self.word_counts[parent.word_stack])
+
+    def count_words(self, group: int) -> int:
+        """The number of words of a group.
+
+        Args:
+            group: The index of the group.
+
+        Returns:
+            The number; 1 for a group without words.
+        """
+        return self.template.groups[group].count_words(self.word_counts)
 
     def get_cut_nodes(self, group: int) -> list[int]:
         """The nodes of a group without incoming arrows after surgery.
@@ -459,7 +470,7 @@ class GroundGraph:
             `[words of the child, words of the parent]`, true for joined pairs; size 1 for a group without words.
         """
         child, parent = self.template.groups[edge.child], self.template.groups[edge.parent]
-        n = 1 if child.word_stack is None else self.word_counts[child.word_stack]
+        n = child.count_words(self.word_counts)
         if parent.word_stack is None or (child.word_stack is None and not edge.reaches):
             return np.ones((n, 1), dtype=bool)
         pairs = [reach.matrix(n, self.word_counts[parent.word_stack]) for reach in edge.reaches]

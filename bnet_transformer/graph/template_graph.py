@@ -62,6 +62,17 @@ class NodeGroup:
         """The name of the group: its stem and slice."""
         return join_name(self.stem, () if self.slice is None else (self.slice,))
 
+    def count_words(self, word_counts: Mapping[str, int]) -> int:
+        """The number of words of the group in a sentence.
+
+        Args:
+            word_counts: The number of words of each stack.
+
+        Returns:
+            The number; 1 for a group without words.
+        """
+        return 1 if self.word_stack is None else word_counts[self.word_stack]
+
 
 @dataclass(frozen=True)
 class EdgeTemplate:

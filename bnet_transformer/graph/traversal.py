@@ -237,8 +237,7 @@ def propagate_uncut_marks(ground: GroundGraph, edge: EdgeTemplate, bits: Marks, 
     bits = np.bitwise_or.reduce(bits, axis=dropped) if dropped else bits
     bits = bits[..., None, :] if source.word_stack is None else bits
     if parent.word_stack is not None and edge.reaches:
-        n = 1 if child.word_stack is None else ground.word_counts[child.word_stack]
-        m = ground.word_counts[parent.word_stack]
+        n, m = child.count_words(ground.word_counts), parent.count_words(ground.word_counts)
         bits = reduce(np.bitwise_or, [_propagate_by_reach(reach, bits, n, m, up) for reach in edge.reaches])
     elif up:
         bits = np.bitwise_or.reduce(bits, axis=-2, keepdims=True)

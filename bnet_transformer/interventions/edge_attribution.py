@@ -33,7 +33,6 @@ from bnet_transformer.interventions.patched_run import (
     PatchedRun,
     RowIndex,
     SparseUpdate,
-    count_words,
     gather_nodes,
     get_layout_index,
     get_layout_shape,
@@ -123,7 +122,7 @@ def estimate_edges(
         gradient = gradients[reader.target.group.index]
         words = _split_words(run, reader, paths[r], by_word=by_word)
         shape = [len(run.examples), structure.count_units(reader.target), len(edges.writer_units)]
-        num_words = [count_words(run.examples.model, reader.target.group.index)] if by_word else []
+        num_words = [run.examples.model.ground.count_words(reader.target.group.index)] if by_word else []
         effects = gradient.new_zeros(shape + num_words)
         for word in words:
             adjoints = _differentiate_run(run, structure, reader, paths[r], gradient) if word is None else None
@@ -145,7 +144,7 @@ def _split_words(run: PatchedRun, reader: ReaderGroup, path: Path, *, by_word: b
     stacks = {run.specs[index].group.word_stack for index in (*ends, *groups)}
     if not by_word or (stacks == {reader.target.group.word_stack} and is_wordwise_path(run.base.network, reader)):
         return [None]
-    return list(range(count_words(run.examples.model, reader.target.group.index)))
+    return list(range(run.examples.model.ground.count_words(reader.target.group.index)))
 
 
 def _differentiate_run(
@@ -205,7 +204,7 @@ def _pull_back(
         seed = seed * mask.reshape(-1, *[1] * (seed.dim() - axis - 1))
     if target.group.index in run.base.patched:  # a set node passes no gradient
         is_set = run.base.patched[target.group.index][1]
-        is_set = is_set.expand(*is_set.shape[:axis], count_words(run.examples.model, target.group.index))
+        is_set = is_set.expand(*is_set.shape[:axis], run.examples.model.ground.count_words(target.group.index))
         is_set = is_set.index_select(axis, rows.words)
         seed = seed * ~is_set.reshape(*is_set.shape, *[1] * (seed.dim() - is_set.dim()))
     ends = list(leaves.values())

@@ -37,7 +37,6 @@ from bnet_transformer.interventions.patched_run import (
     PatchedRun,
     RowIndex,
     SparseUpdate,
-    count_words,
     get_layout_index,
     get_layout_shape,
     is_wordwise,
@@ -294,7 +293,7 @@ def build_linear_pass(
     for reader in (structure.reader_groups[r] for r in readers):
         needed = run.needed.ancestor_words[reader.target.group.index]
         for parent in (reader.target.parents[k] for k in reader.slots):
-            words = find_read_words(parent, needed, count_words(run.examples.model, parent.index))
+            words = find_read_words(parent, needed, run.examples.model.ground.count_words(parent.index))
             starts[parent.index] = starts.get(parent.index, np.zeros_like(words)) | words
     cells = dict[int, list[int]]()
     for cell, (w, _) in enumerate(writers):
@@ -344,7 +343,7 @@ def compute_reader(
         these are `log P`, or the mean.
     """
     spec, index, structure = reader.target, reader.target.group.index, changes.structure
-    reached = np.zeros((len(changes.units), count_words(run.examples.model, index)), dtype=bool)
+    reached = np.zeros((len(changes.units), run.examples.model.ground.count_words(index)), dtype=bool)
     for parent in (spec.parents[k] for k in reader.slots):
         reached |= find_reached_words(parent, visible[parent.index][1], reached.shape[1])
     rows = RowIndex.from_mask(reached & run.needed.ancestor_words[index])
@@ -401,7 +400,7 @@ def compute_edge_patches(
             continue
         part = edges.select(table.readers[edges.edges] == r)
         spec = reader.target
-        num_words = count_words(run.examples.model, spec.group.index)
+        num_words = run.examples.model.ground.count_words(spec.group.index)
         cells = torch.tensor([number_of[table.get_writer(edge)] for edge in part.edges])
         units = torch.from_numpy(table.reader_units[part.edges])
         words = torch.arange(num_words)[None].expand(len(cells), -1)

@@ -11,7 +11,6 @@ import numpy as np
 
 from bnet_transformer._core.checks import check_sequence
 from bnet_transformer._core.naming import ARROW, WORD, join_path, match_names, split_entries, split_path
-from bnet_transformer.compiler.linear import count_words
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.graph import NodeGroup, count_from_start, find_family
 from bnet_transformer.interventions.cells import (
@@ -89,7 +88,7 @@ def build_edge_cells(
         named = frozenset() if names is None else frozenset(by_cell)
         return PatchCells(at, axes, positions, labels, by_cell, edges=EdgeCells(structure, cells, edges), named=named)
     readers = [structure.reader_groups[r].target for r in table.readers[edges].tolist()]
-    counts = [count_words(spec, examples.model.ground.word_counts) for spec in readers]
+    counts = [examples.model.ground.count_words(spec.group.index) for spec in readers]
     positions[WORD] = tuple(range(max(counts)))
     stacks = {spec.group.word_stack for spec in readers if spec.group.word_stack is not None}
     labels[WORD] = tuple(map(str, positions[WORD]))

@@ -286,8 +286,7 @@ def compute_attention_rows(
 
 def get_layout_shape(state: ExecutionState, spec: NodeSpec) -> tuple[int, ...]:
     """The size of a group along each plate of the layout, and its number of words; 1 along missing axes."""
-    words = 1 if spec.group.word_stack is None else state.word_counts[spec.group.word_stack]
-    return (*get_layout_sizes(state.network, spec), words)
+    return (*get_layout_sizes(state.network, spec), spec.group.count_words(state.word_counts))
 
 
 def get_layout_index(state: ExecutionState, spec: NodeSpec, nodes: NDArray[np.int64]) -> tuple[Tensor, ...]:
@@ -332,8 +331,8 @@ def find_needed_positions(model: GroundModel, outcome_nodes: Iterable[int]) -> N
     marks = mark_nodes(ground, outcome_nodes)
     for index, reached in find_reachable(ground, marks, up=True).items():
         marks[index] = np.asarray(marks[index] | reached) if index in marks else reached
-    by_word = {i: mark.reshape(-1, count_words(model, i)) for i, mark in marks.items()}  # [plates, word]
-    set_by_word = {i: mark.reshape(-1, count_words(model, i)) for i, mark in mark_nodes(ground, model.do).items()}
+    by_word = {i: mark.reshape(-1, ground.count_words(i)) for i, mark in marks.items()}  # [plates, word]
+    set_by_word = {i: mark.reshape(-1, ground.count_words(i)) for i, mark in mark_nodes(ground, model.do).items()}
     needed_words = {index: np.any(mark, axis=0) for index, mark in by_word.items()}
     return NeededPositions(outcome_nodes, needed_words, {i: np.all(mark, axis=0) for i, mark in set_by_word.items()})
 
@@ -372,12 +371,6 @@ def find_changed_positions(
         if updated.any():
             changed[index] = descends, updated
     return changed
-
-
-def count_words(model: GroundModel, index: int) -> int:
-    """The number of words of a group; 1 for a group without words."""
-    words = model.network.specs[index].group.word_stack
-    return 1 if words is None else model.ground.word_counts[words]
 
 
 def estimate_bytes(model: GroundModel, needed: NeededPositions) -> tuple[int, int]:
@@ -492,7 +485,7 @@ class PatchedRun:
     def _create_perturbation(self, index: int) -> Tensor:
         """Zeros for every node of a group in every example, with respect to which the outcomes have a gradient."""
         model, spec = self.examples.model, self.specs[index]
-        network, words = model.network, count_words(model, index)
+        network, words = model.network, model.ground.count_words(index)
         shape = (len(self.examples), *get_layout_sizes(network, spec), words, *spec.shape)
         return torch.zeros(shape, dtype=network.dtype, device=network.device, requires_grad=True)
 
@@ -666,7 +659,7 @@ class PatchedRun:
 
     def _get_patched_words(self, index: int, patches: Sequence[GroupPatch], num_cells: int) -> BoolArray:
         """The mask of the words of a group that cells set, `[cell, word]`."""
-        table = np.zeros((num_cells, count_words(self.examples.model, index)), dtype=np.bool_)
+        table = np.zeros((num_cells, self.examples.model.ground.count_words(index)), dtype=np.bool_)
         for patch in patches:
             table[patch.cells.numpy(), patch.nodes[-1].numpy()] = True
         return table

@@ -25,7 +25,6 @@ from bnet_transformer.compiler.linear import (
     WordMasks,
     compute_attention,
     compute_constant,
-    count_words,
     evaluate_affine,
     find_read_words,
     is_aligned,
@@ -179,7 +178,7 @@ class LinearRun:
 
     def count_words(self, index: int) -> int:
         """The number of words of a group; 1 for a group without words."""
-        return count_words(self.network.specs[index], self.execution.word_counts)
+        return self.network.specs[index].group.count_words(self.execution.word_counts)
 
     def find_read_words(self, spec: NodeSpec, slots: Collection[int], words: BoolArray) -> dict[int, BoolArray]:
         """The words of the parents in some slots on which some words of a group depend."""
