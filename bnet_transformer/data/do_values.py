@@ -540,7 +540,7 @@ def is_intervention(value: object) -> bool:
 
 
 def to_stored(value: object) -> object:
-    """An intervention as a file has it: of functions, and of values in other sentences, the name only."""
+    """An intervention in a file: functions, and values in other sentences, are written by name only."""
     is_stored = value is None or isinstance(value, Noise | Scale | Shift | Zero | Tensor | UnsavedFunction)
     return value if is_stored else UnsavedFunction(type(value).__name__)
 
