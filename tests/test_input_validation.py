@@ -123,7 +123,7 @@ EXCLUDED = {
 }
 EXCLUDED |= {f"{owner}.{name}" for owner in ("BNet", "Sentence") for name in ("ancestors", "descendants", "picture")}
 EXCLUDED |= {"BNet.check", "BNet.edges", "BNet.generate", "BNet.graph", "BNet.iterate", "BNet.module", "Sentence.do"}
-EXCLUDED |= {"Sentence.observe", "Sentence.undo", "Sentence.widget"}
+EXCLUDED |= {"Sentence.observe", "Sentence.observe_words", "Sentence.undo", "Sentence.widget"}
 
 # The name of an argument in error messages, where it differs from the signature.
 ERROR_NAMES = {

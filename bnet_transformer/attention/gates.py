@@ -172,7 +172,10 @@ class GatedRuns:
         counts = batch_to_request(network, batch).word_counts
         if (key := tuple(counts.items())) not in self._off:
             do = {site.name: self.corrupt for site in self.sites}
-            groups = resolve_interventions(network, do, counts, counts).groups
+            try:
+                groups = resolve_interventions(network, do, counts, counts).groups
+            except BNetError as error:
+                raise BNetError(f"corrupt: {error}") from error
             self._off[key] = {group.spec.group.index: group for group in groups}
         return self._off[key]
 
