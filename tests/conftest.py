@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-MAX_QUICK = 2  # parameter sets of a test that are all quick; of more sets, every second one is
+MAX_QUICK = 2  # parameter sets of a test that are all quick; of more sets, every third one is
 
 torch.set_num_threads(1)
 gc.disable()  # imports and collection create no garbage, and scanning them takes seconds
@@ -20,16 +20,18 @@ settings.load_profile("quiet")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every second set of parameters of a long list as slow; the name of the test decides which ones.
+    """Mark two of three sets of parameters of a long list as slow; the name of the test decides which ones.
 
-    So each case is quick in about half of the tests over all cases.
+    So each case is quick in about a third of the tests over all cases.
     """
     quick = [item for item in items if not item.get_closest_marker("slow")]
     for test, sets in itertools.groupby(quick, key=lambda item: item.nodeid.partition("[")[0]):
         group = list(sets)
         if len(group) > MAX_QUICK:
-            for item in group[zlib.crc32(test.encode()) % 2 :: 2]:
-                item.add_marker(pytest.mark.slow)
+            quick_position = zlib.crc32(test.encode()) % 3
+            for k, item in enumerate(group):
+                if k % 3 != quick_position:
+                    item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:
