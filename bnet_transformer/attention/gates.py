@@ -162,7 +162,7 @@ class GatedRuns:
     targets: tuple[str, ...]
     num_heads: int
     corrupt: object = None
-    _off: dict[object, Mapping[int, ValueChange]] = field(default_factory=dict, repr=False)
+    _changes_off: dict[object, Mapping[int, ValueChange]] = field(default_factory=dict, repr=False)
 
     def find_off_values(self, batch: Batch) -> Mapping[int, ValueChange]:
         """The function from the values of each site to those of heads that are off, by group; none for zero."""
@@ -170,14 +170,14 @@ class GatedRuns:
             return {}
         network = self.module.network
         counts = batch_to_request(network, batch).word_counts
-        if (key := tuple(counts.items())) not in self._off:
+        if (key := tuple(counts.items())) not in self._changes_off:
             do = {site.name: self.corrupt for site in self.sites}
             try:
                 groups = resolve_interventions(network, do, counts, counts).groups
             except BNetError as error:
                 raise BNetError(f"corrupt: {error}") from error
-            self._off[key] = {group.spec.group.index: group for group in groups}
-        return self._off[key]
+            self._changes_off[key] = {group.spec.group.index: group for group in groups}
+        return self._changes_off[key]
 
     @property
     def target_indices(self) -> tuple[int, ...]:
@@ -208,12 +208,9 @@ class GatedRuns:
                 values = [self.module.compute_output(execution, index) for index in outputs]
             site_values = dict(zip(groups, values, strict=False))
             off_values = dict[int, Tensor]()
-            for site in sites if self.corrupt is not None else ():
-                index = site.spec.group.index
-                gates = torch.zeros(1, *site.plate_sizes, dtype=network.dtype, device=network.device)
-                off_values[index] = self.module.compute_output(
-                    self.execute((index,), corpus, gates={index: gates}), index
-                )
+            for index, change in self.find_off_values(corpus).items() if sites else ():
+                execution.values[index] = change(execution.values[index], None)  # the run has no further use
+                off_values[index] = self.module.compute_output(execution, index)
             yield CorpusPart(indices, corpus, site_values, values[-1] if output else None, off_values)
 
     @torch.no_grad()
