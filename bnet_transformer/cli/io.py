@@ -458,9 +458,9 @@ class TableOutput(Output):
 
     def format_rows(self, table: pd.DataFrame, by: str | None = None) -> list[str]:
         """Return the printed lines of a table: the rows with the largest absolute values in the column `by`."""
-        from bnet_transformer._core.tensors import rank_by_size
-
         if by is not None and not self.all_:
+            from bnet_transformer._core.tensors import rank_by_size
+
             table = table.iloc[rank_by_size(table[by].to_numpy())]
         top = (table if self.all_ else table.head(self.num_rows)).copy()
         for name in top:
