@@ -19,13 +19,12 @@ from bnet_transformer.attention.rollout import plan_reads
 from bnet_transformer.attention.tan import classify_slice, tan_tree
 from bnet_transformer.bridges.networkx import MAX_ARROWS, sentence_to_networkx
 from bnet_transformer.bridges.pgmpy import to_pgmpy
-from bnet_transformer.data.batch import infer_task
+from bnet_transformer.data.batch import find_next_word_readout, infer_task
 from bnet_transformer.data.encode import merge_assignments
 from bnet_transformer.declare import Network
 from bnet_transformer.drawing import PathLike
 from bnet_transformer.errors import BNetError, unknown_name_error
 from bnet_transformer.figures import Picture
-from bnet_transformer.generation.decoder import find_next_word_readout
 from bnet_transformer.graph import (
     GroundGraph,
     NodeNames,
@@ -372,9 +371,9 @@ class Sentence(StructureQueries):
     def observe_words(self) -> Sentence:
         """A new sentence with its words as evidence: word i + 1 is observed at the readout of word i.
 
-        The words of a sentence are inputs, on which latent choices do not depend. As evidence they change them:
-        the posterior of a selector is then that of the heads that predict these words, and the next word is predicted
-        by the heads that predicted the earlier ones. The readout of the last word has no evidence.
+        The words of a sentence are inputs, on which latent choices do not depend. As evidence they change the posterior
+        of the choices: a selector has that of the heads that predict these words, and the next word is predicted by the
+        heads that predicted the earlier ones. The readout of the last word has no evidence.
 
         Returns:
             The new sentence.

@@ -126,6 +126,23 @@ def _infer_next_word(network: Network, readouts: tuple[NodeSpec, ...], encoders:
     return stack if predicts_words and find_noncausal_arrow(network, readout, stack) is None else None
 
 
+def find_next_word_readout(task: Task, subject: str = "generate") -> tuple[NodeSpec, str]:
+    """Find the readout that predicts the next word, and its stack; raise an error with the reason if there is none."""
+    expected = "a net whose only readout predicts the next word"
+    if task.next_word is not None and task.encoders[task.next_word].states is not None:
+        return task.readouts[0], task.next_word
+    for readout in task.readouts:
+        stack, states = readout.group.word_stack, readout.tpm.states
+        arrow = None if stack is None else find_noncausal_arrow(task.network, readout, stack)
+        if stack is not None and arrow is not None and states is not None and states == task.encoders[stack].states:
+            actual = f"a net in which a word depends on later words: {arrow}"
+            raise BNetError(subject, expected=expected, actual=actual, hint="Build the net with mask='causal'")
+    names = ", ".join(f"{readout.group.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
+    actual = f"the readouts {names}" if names else "a net without a readout"
+    hint = "Use iterate if words are vectors" if subject == "generate" else None
+    raise BNetError(subject, expected=expected, actual=actual, hint=hint)
+
+
 def find_noncausal_arrow(network: Network, spec: NodeSpec, stack: str) -> str | None:
     """The first arrow among a node's ancestors by which it depends on later words of a stack; None if there is none.
 

@@ -21,7 +21,7 @@ from bnet_transformer.compiler.gather import (
     get_layout_sizes,
 )
 from bnet_transformer.data import Batch, Evidence
-from bnet_transformer.data.batch import Task, find_deciding_stacks, find_noncausal_arrow
+from bnet_transformer.data.batch import Task, find_deciding_stacks, find_next_word_readout
 from bnet_transformer.declare import NodeSpec, ParentSpec
 from bnet_transformer.errors import BNetError
 from bnet_transformer.inference.elimination import compute_posterior
@@ -330,23 +330,6 @@ class IncrementalDecoder:
             return total + readers[-1](state) if tpm.residual else total
 
         return value
-
-
-def find_next_word_readout(task: Task, subject: str = "generate") -> tuple[NodeSpec, str]:
-    """Find the readout that predicts the next word, and its stack; raise an error with the reason if there is none."""
-    expected = "a net whose only readout predicts the next word"
-    if task.next_word is not None and task.encoders[task.next_word].states is not None:
-        return task.readouts[0], task.next_word
-    for readout in task.readouts:
-        stack, states = readout.group.word_stack, readout.tpm.states
-        arrow = None if stack is None else find_noncausal_arrow(task.network, readout, stack)
-        if stack is not None and arrow is not None and states is not None and states == task.encoders[stack].states:
-            actual = f"a net in which a word depends on later words: {arrow}"
-            raise BNetError(subject, expected=expected, actual=actual, hint="Build the net with mask='causal'")
-    names = ", ".join(f"{readout.group.name} ({type(readout.tpm).__name__})" for readout in task.readouts)
-    actual = f"the readouts {names}" if names else "a net without a readout"
-    hint = "Use iterate if words are vectors" if subject == "generate" else None
-    raise BNetError(subject, expected=expected, actual=actual, hint=hint)
 
 
 def pad_to_length(ids: Tensor, length: int | None) -> Tensor:

@@ -17,17 +17,12 @@ from bnet_transformer._core.results import Result
 from bnet_transformer._core.tensors import is_dense
 from bnet_transformer.compiler import CompiledModule
 from bnet_transformer.compiler.batch_interventions import resolve_interventions
-from bnet_transformer.data.batch import Task, check_has_words, infer_trainable_task
+from bnet_transformer.data.batch import Task, check_has_words, find_next_word_readout, infer_trainable_task
 from bnet_transformer.data.dataset import Example, pad_examples
 from bnet_transformer.data.encode import split_by_stack
 from bnet_transformer.declare import Network, as_network
 from bnet_transformer.errors import BNetError
-from bnet_transformer.generation.decoder import (
-    ChoiceSampler,
-    FilteringDecoder,
-    IncrementalDecoder,
-    find_next_word_readout,
-)
+from bnet_transformer.generation.decoder import ChoiceSampler, FilteringDecoder, IncrementalDecoder
 from bnet_transformer.graph import GroundGraph
 from bnet_transformer.inference import Samples
 from bnet_transformer.inference.sampling import count_words
